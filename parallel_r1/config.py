@@ -1,0 +1,508 @@
+"""The schema of a run: one class per stage; the defaults are the paper's values (arXiv 2509.07980), each field names its source.
+
+`load(path, overrides)` reads a YAML file that holds only what differs from these defaults. `${NAME}` in a value is replaced from the
+environment. Whatever is wrong with a file is raised as one `ConfigError` that names the file, the field, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+FileContent = Annotated[str, "file content"]
+"""A path or URL whose *content* identifies it: cache keys hold the digest of what lies there, never the path."""
+
+NOT_IN_KEY = {"in_key": False}
+"""`json_schema_extra` of fields that say how to run, not what comes out: they never change a cache key."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Mixture = Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of the config. Unknown keys are errors; values are never coerced from another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+# --- problems -------------------------------------------------------------------------------------------------------------
+
+
+class ProceduralSource(Section):
+    """Integer-answer word problems made from a seed; `parallel_r1/procedural.py` documents what each tier demands."""
+
+    type: Literal["procedural"] = "procedural"
+    tier: int = Field(ge=1, le=3, description="difficulty: 1 small numbers, 2 one carry at least, 3 two carries at least")
+    split: Literal["train", "heldout"] = Field("train", description="the two never share a combination of numbers, at any seed")
+    count: int = Field(ge=1, le=100_000, description="problems to make")
+
+
+class FilesSource(Section):
+    """Problems that lie in a file, one per row: jsonl, parquet or csv; local, or s3:// and other fsspec URLs."""
+
+    type: Literal["files"] = "files"
+    path: FileContent = Field(description="file to read; ${NAME} is replaced from the environment")
+    problem_column: str = Field("problem", description="column with the problem's text")
+    answer_column: str = Field("answer", description="column with the right answer")
+    limit: int | None = Field(None, ge=1, description="problems to take from the top; all when left out")
+
+
+class HubSource(Section):
+    """A data set on the Hugging Face hub (datasets.load_dataset)."""
+
+    type: Literal["hub"] = "hub"
+    name: str = Field(description="data set id, such as openai/gsm8k")
+    config: str | None = Field(None, description="configuration of the data set")
+    split: str = Field("train", description="split of the data set")
+    revision: str | None = Field(None, description="commit to pin; the newest when left out")
+    problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
+    answer_column: str = Field("answer", description="column with the right answer, or with a solution ending in '#### answer'")
+    limit: int | None = Field(None, ge=1, description="problems to take from the top; all when left out")
+
+
+Source = Annotated[ProceduralSource | FilesSource | HubSource, Field(discriminator="type")]
+
+
+class PrepareConfig(Section):
+    """Named problem sets. Every set is an artifact of its own, so a change of one reruns only what reads it."""
+
+    train: dict[str, Source] = Field(
+        default_factory=lambda: {
+            "gsm8k": HubSource(name="openai/gsm8k", config="main", problem_column="question"),
+            "dapo": HubSource(
+                name="BytedTsinghua-SIA/DAPO-Math-17k", problem_column="prompt.0.content", answer_column="reward_model.ground_truth"
+            ),
+        },
+        description="sets to learn from (paper section 4.1: GSM8K is easy, DAPO is hard)",
+    )
+    evaluation: dict[str, Source] = Field(
+        default_factory=lambda: {
+            "AIME25": HubSource(name="math-ai/aime25", split="test"),
+            "AIME24": HubSource(name="HuggingFaceH4/aime_2024"),
+            "AMC23": HubSource(name="math-ai/amc23", split="test", problem_column="question"),
+            "MATH": HubSource(name="HuggingFaceH4/MATH-500", split="test"),
+        },
+        description="sets to be measured on (paper section 4.1)",
+    )
+
+
+# --- student --------------------------------------------------------------------------------------------------------------
+
+PromptStyle = Literal["bare", "plain", "parallel"]
+PROMPT = "bare: the problem alone; plain: asks for a final answer; parallel: explains parallel thinking too (paper, appendix)"
+
+
+class OptimizerConfig(Section):
+    """AdamW with a schedule (paper, appendix: hyper-parameters)."""
+
+    learning_rate: float = Field(1e-5, gt=0, le=1, description="peak learning rate; paper: 1e-5 for sft")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay; released code: 0.01")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta 1; released code: 0.9")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW beta 2; released code: 0.95")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm clip; released code: 1.0")
+    schedule: Literal["constant", "cosine"] = Field("cosine", description="after warm-up: flat, or a cosine to min_lr_ratio")
+    warmup_ratio: Share = Field(0.1, description="share of the steps that warm up linearly; released code: 0.1")
+    min_lr_ratio: Share = Field(0.0, description="the cosine ends at this share of the peak")
+
+
+class ScratchStudent(Section):
+    """A small Qwen3-architecture model with its own tokenizer, trained on sequential solutions: a base model without blocks.
+
+    Sizes and rates: measured on one CPU core (README, 'The embedded default').
+    """
+
+    type: Literal["scratch"] = "scratch"
+    hidden_size: int = Field(128, ge=32, multiple_of=8, description="width of the residual stream")
+    num_layers: int = Field(2, ge=1, description="transformer blocks")
+    num_heads: int = Field(4, ge=1, description="attention heads")
+    num_kv_heads: int = Field(1, ge=1, description="key / value heads")
+    head_dim: Literal[32, 64, 128] = Field(32, description="width of a head; vLLM's CPU attention takes 32, 64 or 128")
+    intermediate_size: int = Field(512, ge=32, description="width of the MLP")
+    max_position: int = Field(2048, ge=256, description="longest sequence in tokens")
+    init_std: float = Field(0.1, gt=0, description="standard deviation of the starting weights")
+    vocab_size: int = Field(360, ge=300, description="upper bound of the byte-level BPE vocabulary, tags not counted")
+    problems: Mixture = Field(description="training sets and their weights")
+    examples: int = Field(13_600, ge=1, description="sequential solutions to train on, one pass")
+    batch_size: int = Field(16, ge=1, description="solutions per step")
+    optimizer: OptimizerConfig = Field(
+        default_factory=lambda: OptimizerConfig(learning_rate=4e-3, weight_decay=0, beta2=0.98, warmup_ratio=0.07, min_lr_ratio=0.1)
+    )
+    checkpoint_every: int = Field(200, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: one pass over `examples`."""
+        return max(1, self.examples // self.batch_size)
+
+
+class HubStudent(Section):
+    """Any causal checkpoint: a hub id or a local folder. The six tags are added as plain single tokens."""
+
+    type: Literal["hub"] = "hub"
+    name: str = Field("Qwen/Qwen3-4B-Base", description="hub id or folder (paper: Qwen3-4B-Base)")
+    revision: str | None = Field(None, description="commit to pin; the newest when left out")
+    trust_remote_code: bool = Field(False, description="run model code that comes with the checkpoint: off unless you trust it")
+
+
+Student = Annotated[ScratchStudent | HubStudent, Field(discriminator="type")]
+
+
+# --- teacher --------------------------------------------------------------------------------------------------------------
+
+
+class ScriptedTeacher(Section):
+    """A program that solves procedural problems by two right methods and makes realistic faults at set rates.
+
+    It stands in for a strong model where none can be reached; it is not one, and every artifact says so.
+    """
+
+    type: Literal["scripted"] = "scripted"
+    parallel_share: Share = Field(0.95, description="share of trajectories with a block")
+    lead_share: Share = Field(0.4, description="share that writes a line before the block")
+    slip_rate: Share = Field(0.05, description="chance per path of one arithmetic slip, carried on")
+    fault_rate: Share = Field(0.15, description="share with broken markup, a wrong answer or a cut: each kind equally often")
+
+
+class FilesTeacher(Section):
+    """Trajectories that exist already: jsonl or parquet (local or fsspec URL) with problem, answer and text."""
+
+    type: Literal["files"] = "files"
+    path: FileContent = Field(description="file to read; ${NAME} is replaced from the environment")
+    problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
+    answer_column: str = Field("answer", description="column with the right answer")
+    text_column: str = Field("text", description="column with the teacher's trajectory")
+
+
+class HubTeacher(Section):
+    """Trajectories that exist already as a hub data set, such as the published cold-start set."""
+
+    type: Literal["hub"] = "hub"
+    name: str = Field(description="data set id")
+    split: str = Field("train", description="split of the data set")
+    revision: str | None = Field(None, description="commit to pin; the newest when left out")
+    problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
+    answer_column: str = Field("answer", description="column with the right answer")
+    text_column: str = Field("text", description="column with the teacher's trajectory")
+
+
+class OpenAITeacher(Section):
+    """Any OpenAI-compatible endpoint, e.g. a vLLM server. The thinking part of an answer is dropped (paper section 3.1)."""
+
+    type: Literal["openai"] = "openai"
+    base_url: str = Field("http://127.0.0.1:8000/v1", description="endpoint, ending in /v1")
+    model: str = Field("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", description="model to ask (paper section 3.1)")
+    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the key; unset means no key")
+    temperature: float = Field(0.6, ge=0, le=2, description="sampling temperature; the model's card advises 0.6")
+    max_tokens: int = Field(8192, ge=16, description="tokens per answer, thinking included")
+    concurrency: int = Field(64, ge=1, description="requests in flight", json_schema_extra=NOT_IN_KEY)
+    timeout_seconds: float = Field(600, gt=0, description="per request", json_schema_extra=NOT_IN_KEY)
+    max_retries: int = Field(5, ge=0, description="per request, with backoff", json_schema_extra=NOT_IN_KEY)
+
+
+Teacher = Annotated[ScriptedTeacher | FilesTeacher | HubTeacher | OpenAITeacher, Field(discriminator="type")]
+
+
+class GenerateConfig(Section):
+    """The teacher writes one trajectory per problem (paper section 3.1)."""
+
+    problems: Mixture = Field(default_factory=lambda: {"gsm8k": 1.0}, description="training sets and their weights; unused by files and hub")
+    count: int | None = Field(None, ge=1, description="problems to draw; every problem of the sets when left out (paper: 7,473)")
+    teacher: Teacher = Field(default_factory=OpenAITeacher, description="who writes")
+
+
+class FilterConfig(Section):
+    """What of the teacher's work the student learns from (paper section 3.1, Algorithm 1)."""
+
+    markup: bool = Field(True, description="drop trajectories with faulty markup (paper: on)")
+    answer: bool = Field(True, description="drop trajectories with a wrong final answer (released code: off)")
+    max_chars: int | None = Field(None, ge=1, description="drop longer trajectories; no bound when left out")
+
+
+# --- training -------------------------------------------------------------------------------------------------------------
+
+
+class SftConfig(Section):
+    """Cold start: the student learns the form from the filtered trajectories (paper section 3.2)."""
+
+    prompt: PromptStyle = Field("parallel", description=PROMPT)
+    epochs: float = Field(1.0, gt=0, description="passes over the trajectories; paper: 1 for Seen, 5 for Unseen")
+    max_steps: int | None = Field(None, ge=1, description="ends earlier than the epochs would; no bound when left out")
+    batch_size: int = Field(128, ge=1, description="trajectories per step; paper: 128")
+    micro_batch_size: int = Field(16, ge=1, description="trajectories per forward pass")
+    max_tokens: int = Field(4096, ge=16, description="longer trajectories are left out and counted; released code: 4096")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> SftConfig:
+        return _check_micro_batch(self, self.batch_size)
+
+
+Engine = Literal["auto", "vllm", "transformers"]
+
+
+class RolloutConfig(Section):
+    """How the student thinks in parallel while it generates (paper section 3.2)."""
+
+    engine: Engine = Field("auto", description="auto takes vLLM where it is installed; the result says which it took")
+    num_paths: int = Field(2, ge=2, le=16, description="paths per block; the paper and its code use 2")
+    max_blocks: int = Field(4, ge=0, description="blocks per response; the main thread still finishes after the last one")
+    max_prompt_tokens: int = Field(2000, ge=1, description="longer prompts are left out and counted; paper: 2000")
+    max_response_tokens: int = Field(3000, ge=16, description="all tokens of a response: main, paths, summaries and tags; paper: 3000")
+    max_path_tokens: int | None = Field(None, ge=2, description="tokens of one path; when left out, an equal share of what the response still allows")
+    max_summary_tokens: int = Field(512, ge=2, description="tokens of one summary")
+    temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature; paper: 1.0")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; paper: 1.0")
+    max_in_flight: int = Field(256, ge=1, description="requests that the engine works on at once", json_schema_extra=NOT_IN_KEY)
+
+
+Reward = Literal["accuracy", "accuracy_and_parallel", "alternating"]
+
+
+class RlConfig(Section):
+    """One GRPO stage of the curriculum (paper sections 3.3 and 3.4)."""
+
+    name: str = Field("hard", pattern=r"^[a-z0-9_]+$", description="what this stage is called in tables", json_schema_extra=NOT_IN_KEY)
+    problems: Mixture = Field(default_factory=lambda: {"dapo": 1.0}, description="training sets and their weights")
+    prompt: PromptStyle = Field("parallel", description=PROMPT)
+    reward: Reward = Field("accuracy", description="parallel_r1/rewards.py; paper section 3.4")
+    alternating_window: int = Field(10, ge=2, description="steps per window of the alternating reward; paper: 10")
+    alternating_bonus_steps: int = Field(2, ge=1, description="last steps of a window that pay the bonus; paper: 2")
+    steps: int = Field(300, ge=1, description="optimiser steps; paper: 35 easy, 300 hard")
+    prompts_per_step: int = Field(512, ge=1, description="problems per step; paper: 1024 easy, 512 hard")
+    rollouts_per_prompt: int = Field(8, ge=2, description="GRPO group size; paper: 5 easy, 8 hard")
+    micro_batch_size: int = Field(8, ge=1, description="rollouts per forward pass")
+    optimizer: OptimizerConfig = Field(
+        default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule="constant", warmup_ratio=0)
+    )
+    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio clip below; paper: 0.2")
+    clip_high: float = Field(0.2, gt=0, description="ratio clip above; paper: 0.2, the S2 script 0.28")
+    kl_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the start; released code: 0")
+    importance_correction: Literal["none", "token"] = Field(
+        "none",
+        description="none: old log-probs are the trainer's own, right where scoring is exact (rollout_gap shows it); "
+        "token: the sampler's log-probs are the old policy, with the ratio clip per token, for engines of lower precision",
+    )
+    scoring: Literal["exact", "published"] = Field(
+        "exact", description="exact: paths >= 2 in the context in which they were sampled; published: in the joined sequence (released code)"
+    )
+    max_rollout_gap: float | None = Field(
+        None, gt=0, description="bound on |log p_train - log p_sampled| at the first step; when left out, 1e-3 in float32 and 0.5 in bfloat16",
+        json_schema_extra=NOT_IN_KEY,
+    )
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
+    sample_rollouts: int = Field(8, ge=0, description="rollouts kept per step to be looked at")
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> RlConfig:
+        return _check_micro_batch(self, self.prompts_per_step * self.rollouts_per_prompt)
+
+
+def _check_micro_batch(section: Any, batch: int) -> Any:
+    if batch % section.micro_batch_size:
+        raise ValueError(f"micro_batch_size {section.micro_batch_size} does not divide the batch of {batch}")
+    return section
+
+
+# --- evaluation, report ---------------------------------------------------------------------------------------------------
+
+
+class EvaluateConfig(Section):
+    """Every checkpoint on every evaluation set (paper section 4.1)."""
+
+    sets: list[str] | None = Field(None, min_length=1, description="evaluation sets; all of prepare.evaluation when left out")
+    samples: int | dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=lambda: {"MATH": 1, "default": 16}, description="rollouts per problem, for all sets or by set; paper: 16, MATH 1"
+    )
+    limit: int | None = Field(None, ge=1, description="problems per set, from the top; all when left out")
+    prompt: PromptStyle = Field("parallel", description=PROMPT)
+    base_prompt: PromptStyle = Field("plain", description="prompt of the base model, which has never seen a block")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    bootstrap: int = Field(2000, ge=100, description="resamples of the 95 % intervals")
+
+    def samples_of(self, name: str) -> int:
+        """Rollouts per problem of the set `name`."""
+        if isinstance(self.samples, int):
+            return self.samples
+        return self.samples.get(name, self.samples.get("default", 16))
+
+
+class ReportConfig(Section):
+    """The page a person reads."""
+
+    sample_rollouts: int = Field(6, ge=0, description="rollouts laid out side by side, per checkpoint")
+
+
+class Resources(Section):
+    """How to run, not what comes out: nothing here is part of a cache key."""
+
+    worker_python: str = Field(".venv/worker/bin/python", description="interpreter of the worker environment, relative to the project")
+    threads: int = Field(1, ge=1, description="CPU threads of a stage process")
+    hang_minutes: float = Field(10, gt=0, description="a stage process that prints nothing for so long has failed")
+
+
+class PipelineConfig(Section):
+    """A whole run."""
+
+    name: str = Field("parallel_r1", pattern=r"^[A-Za-z0-9_.-]+$", description="what the run is called in tables and in the UI")
+    seed: int = Field(0, ge=0, description="seeds every stage")
+    store: str = Field(".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix")
+    resources: Resources = Field(default_factory=Resources)
+    prepare: PrepareConfig = Field(default_factory=PrepareConfig)
+    student: Student = Field(default_factory=HubStudent)
+    generate: GenerateConfig | None = Field(default_factory=GenerateConfig, description="null: no cold start")
+    filter: FilterConfig = Field(default_factory=FilterConfig)
+    sft: SftConfig | None = Field(default_factory=SftConfig, description="null: no cold start")
+    rl: list[RlConfig] = Field(default_factory=lambda: [RlConfig()], description="the curriculum, in order")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+    report: ReportConfig = Field(default_factory=ReportConfig)
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> PipelineConfig:
+        _check_known("evaluate.sets", self.evaluate.sets or [], "prepare.evaluation", self.prepare.evaluation)
+        mixtures = {f"rl.{i}.problems": stage.problems for i, stage in enumerate(self.rl)}
+        if isinstance(self.student, ScratchStudent):
+            mixtures["student.problems"] = self.student.problems
+        if self.generate and not isinstance(self.generate.teacher, FilesTeacher | HubTeacher):
+            mixtures["generate.problems"] = self.generate.problems
+        for field, mixture in mixtures.items():
+            _check_known(field, mixture, "prepare.train", self.prepare.train)
+        if len({stage.name for stage in self.rl}) < len(self.rl):
+            raise ValueError("rl: two stages have the same name; give each its own rl.N.name")
+        if (self.sft is None) != (self.generate is None):
+            raise ValueError("sft and generate: the cold start needs both, or null for both")
+        return self
+
+
+def _check_known(field: str, names: Iterable[str], where: str, known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{field}: no set '{name}' in {where}; there are: {', '.join(known) or 'none'}")
+
+
+# --- reading --------------------------------------------------------------------------------------------------------------
+
+
+class ConfigError(ValueError):
+    """A config that can't be used: names the file, the field, the value and the way out."""
+
+
+def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> PipelineConfig:
+    """Read a YAML config and apply dotted overrides such as `rl.0.steps=5`.
+
+    Raises ConfigError with one line per fault.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. Shipped configs: pipeline_config.yaml and recipes/*.yaml") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: can't be read as YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a config is a mapping of sections, this is {type(raw).__name__}")
+    raw = _expand(raw, path)
+    for override in overrides:
+        _apply(raw, override)
+    return parse(raw, str(path))
+
+
+def parse(raw: dict[str, Any], origin: str = "config") -> PipelineConfig:
+    """Check a mapping against the schema; `origin` names it in errors."""
+    try:
+        return PipelineConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(origin, fault) for fault in error.errors())) from None
+
+
+def _explain(origin: str, fault: dict[str, Any]) -> str:
+    unions = {"procedural", "files", "hub", "scripted", "openai", "scratch"}
+    where = ".".join(str(part) for part in fault["loc"] if part not in unions)
+    if fault["type"] == "extra_forbidden":
+        return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"
+    value = "" if fault["type"] in ("missing", "value_error") else f" = {fault['input']!r}"
+    return f"{origin}: {where}{value}: {fault['msg'].removeprefix('Value error, ')}".replace(": : ", ": ")
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    schema = PipelineConfig.model_json_schema()
+    node: Any = schema
+    for part in location[:-1]:
+        node = _step(schema, node, part)
+    return sorted(_resolve(schema, node).get("properties", {}))
+
+
+def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+    for option in node.get("anyOf", []):
+        if "$ref" in option:
+            return _resolve(schema, option)
+    return node
+
+
+def _step(schema: dict[str, Any], node: dict[str, Any], part: int | str) -> dict[str, Any]:
+    node = _resolve(schema, node)
+    mapping = node.get("discriminator", {}).get("mapping", {})
+    if part in mapping:
+        return {"$ref": mapping[part]}
+    if "properties" in node:
+        return node["properties"].get(part, {})
+    inner = node.get("items") or node.get("additionalProperties") or {}
+    return inner if isinstance(inner, dict) else {}
+
+
+def _expand(value: Any, path: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, path) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def lookup(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in os.environ:
+            raise ConfigError(f"{path}: {match[0]} in {value!r}: {name} is not set; pass it, such as `make demo {name}=...`")
+        return os.environ[name]
+
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lookup, value)
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted:
+        raise ConfigError(f"SET {override!r}: write dotted.field=value, such as rl.0.steps=5")
+    *parents, last = dotted.split(".")
+    node: Any = raw
+    for part in parents:
+        node = _child(node, part, override)
+        if node is None:
+            raise ConfigError(f"SET {override!r}: the file has no such list entry: {part}")
+    value = yaml.safe_load(text)
+    if isinstance(node, list):
+        _child(node, last, override)
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ConfigError(f"SET {override!r}: {'.'.join(parents)} holds {node!r}, no fields")
+
+
+def _child(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        if not part.isdigit() or int(part) >= len(node):
+            raise ConfigError(f"SET {override!r}: {part} is no entry of a list of {len(node)}; entries count from 0")
+        return node[int(part)]
+    if not isinstance(node, dict):
+        raise ConfigError(f"SET {override!r}: {part} lies under the value {node!r}, which has no fields")
+    if node.get(part) is None:
+        node[part] = {}
+    return node[part]

@@ -1,0 +1,84 @@
+"""The line between a task and its stage program: one JSON job file in, JSON lines of progress out, one finished folder.
+
+A stage program is started as `python -m parallel_r1.training.sft JOB.json`. It prints an event per line:
+`{"event": "progress", "step": 3, "of": 40, "metrics": {...}}`, `{"event": "note", "text": "..."}` and, as its last,
+`{"event": "done", "metrics": {...}}`. Whatever else it prints is log text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Job(BaseModel):
+    """What a stage program is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: str
+    config: dict[str, Any]
+    seed: int
+    inputs: dict[str, Path]
+    """Local folders of the input artifacts, by name."""
+    out: Path
+    """Folder to fill: its files become the artifact."""
+    work: Path
+    """Checkpoints and shards: kept between attempts, so that a killed stage goes on where it stopped."""
+    threads: int = 1
+
+
+def read_job(arguments: list[str] | None = None) -> Job:
+    """The job named on the command line; its folders exist afterwards."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) != 1:
+        raise SystemExit("usage: python -m parallel_r1.<program> JOB.json")
+    job = Job.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+    job.out.mkdir(parents=True, exist_ok=True)
+    job.work.mkdir(parents=True, exist_ok=True)
+    return job
+
+
+def report_progress(step: int, of: int, metrics: Mapping[str, float] | None = None) -> None:
+    """Say how far the stage is; `metrics` are the newest values."""
+    _emit({"event": "progress", "step": step, "of": of, "metrics": finite(metrics or {})})
+
+
+def note(text: str) -> None:
+    """Say something that a person should read."""
+    _emit({"event": "note", "text": text})
+
+
+def finish(metrics: Mapping[str, float]) -> None:
+    """The last event: the artifact's headline numbers."""
+    _emit({"event": "done", "metrics": finite(metrics)})
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of `metrics` that JSON can carry."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one JSON line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a file; a torn last line, left by a kill, is ignored."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+def _emit(event: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
