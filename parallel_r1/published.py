@@ -1,0 +1,61 @@
+"""The paper's numbers (arXiv 2509.07980), once, as data: percents as printed, never recomputed.
+
+Source: tables 2 to 5 as noted in the project's method notes, section 2. Differences that matter when reading them beside ours are in `CAVEATS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SOURCE = "arXiv 2509.07980"
+STUDENT = "Qwen/Qwen3-4B-Base"
+BENCHMARKS = ("AIME25", "AIME24", "AMC23", "MATH")
+SAMPLES = {"AIME25": 16, "AIME24": 16, "AMC23": 16, "MATH": 1}
+
+CAVEATS = (
+    "its pass@16 is a bootstrap with replacement (one right of 16 counts 0.644); ours is the unbiased estimator, which is higher",
+    "its MATH is 311 integer-answer problems of MATH-500 and 5 more with broken golds; ours is what prepare.evaluation names",
+    "it prints no intervals; a mean over the 30 problems of an AIME has a standard error of up to 7 points",
+)
+"""Why a published number and ours of the same name are not the same measurement."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One row of the paper: percents. `mean` is the mean of the four mean@k; None where the paper prints nothing."""
+
+    recipe: str
+    scores: dict[str, float] = field(default_factory=dict)
+    pass_at_16: dict[str, float] = field(default_factory=dict)
+    mean: float | None = None
+    parallel_ratio: float | None = None
+    note: str = ""
+
+
+def _row(recipe: str, scores: tuple[float, ...], mean: float, ratio: float | None, passes: tuple[float, ...] = (), note: str = "") -> Published:
+    return Published(recipe, dict(zip(BENCHMARKS, scores, strict=True)), dict(zip(BENCHMARKS, passes, strict=False)), mean, ratio, note)
+
+
+ROWS = (
+    _row("base", (1.3, 2.9, 8.1, 13.9), 6.6, None, (10.2, 16.5, 51.2), "first version"),
+    _row("base", (5.5, 10.0, 39.3, 54.0), 27.2, None, note="ICLR version: the first extraction of answers was wrong"),
+    _row("sft_seen", (8.0, 10.6, 48.9, 76.6), 36.0, 95.6, (29.8, 26.4, 79.2)),
+    _row("sft_unseen", (5.2, 8.5, 41.7, 71.5), 31.7, 95.6, (20.9, 26.7, 80.1)),
+    _row("grpo_dapo", (14.8, 18.5, 63.6, 83.5), 45.1, 0.0, (32.4, 30.6, 85.1), "baseline without blocks"),
+    _row("grpo_gsm8k_dapo", (13.3, 18.8, 66.4, 82.6), 45.3, 0.0, (26.3, 34.9, 82.2), "baseline without blocks"),
+    _row("parallel_r1_seen", (19.2, 19.4, 70.5, 86.7), 48.9, 27.3, (38.9, 37.1, 85.0)),
+    _row("parallel_r1_unseen_s1", (17.7, 18.3, 69.7, 82.6), 47.1, 13.6, (37.8, 33.2, 88.9)),
+    _row("parallel_r1_unseen_s2", (19.0, 16.3, 67.5, 84.5), 46.8, 63.0, (42.2, 31.8, 91.5)),
+)
+"""The main table, in the paper's order of benchmarks."""
+
+ABLATIONS = (
+    Published("ablation_parallel_only", {"AMC23": 59.4, "MATH": 81.7}, parallel_ratio=80.3, note="unseen, parallel-only reward"),
+    Published("ablation_seen_without_rl_easy", mean=46.6),
+    Published("ablation_unseen_with_rl_easy", mean=38.5),
+    Published("ablation_without_parallel_prompt", mean=47.1),
+    Published("scaffold", {"AIME25": 25.6}, note="peak over the run"),
+)
+
+PATH_DIVERSITY_BLEU = 0.063
+"""Pairwise BLEU of the paths of a block."""

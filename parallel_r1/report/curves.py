@@ -1,0 +1,247 @@
+"""Small multiples as inline SVG: every panel is a picture of its own, so that they flow on any width. Colours are CSS variables of the page."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from parallel_r1.report.inputs import Curve, Evaluation, read_rows
+from parallel_r1.report.numbers import Estimate, estimate, number, written
+from parallel_r1.report.outcome import set_metrics, set_names
+from parallel_r1.report.rollouts import shown
+
+COLOURS = {"ink": "#000001", "grid": "#000002", "line": "#000003", "main": "#000004", "path": "#000005", "summary": "#000006"}
+"""Stand-ins that matplotlib writes; the page gets var(--name), so that light and dark both work."""
+
+RL_PANELS = (
+    ("reward", "reward", 1.0),
+    ("accuracy", "accuracy, %", 100.0),
+    ("parallel_ratio", "parallel ratio, %", 100.0),
+    ("valid_ratio", "valid blocks, %", 100.0),
+    ("truncated_ratio", "truncated, %", 100.0),
+    ("response_tokens", "response tokens", 1.0),
+    ("entropy", "entropy, nats", 1.0),
+)
+GAP_KINDS = ("main", "path", "summary")
+SMOOTH_FROM = 20
+_LITERAL_TEXT = {"text.parse_math": False}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: its tone names the colour, NaN marks steps without a value."""
+
+    label: str
+    tone: str
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture with its title, its legend and its words for those who can't see it."""
+
+    title: str
+    svg: str
+    alt: str
+    legend: list[tuple[str, str]] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _History:
+    label: str
+    steps: np.ndarray
+    rows: list[dict[str, Any]]
+
+    def column(self, key: str, scale: float = 1.0) -> np.ndarray:
+        """A metric over the steps; NaN where a step lacks it."""
+        return np.array([number(row.get(key)) for row in self.rows]) * scale
+
+
+def supervised_panels(curves: Sequence[Curve]) -> list[Panel]:
+    """The loss of every stage that has no reward: base and sft."""
+    panels = []
+    for history in _histories(curves):
+        if history.rows and "reward" not in history.rows[-1]:
+            series = [Series("loss", "line", history.steps, history.column("loss"))]
+            panels += _panel(f"{shown(history.label)}: loss", series, [])
+    return panels
+
+
+def rl_panels(curves: Sequence[Curve]) -> list[Panel]:
+    """Every rl metric over the steps of all rl stages, one after the other; vertical lines mark where a stage ends."""
+    histories = [one for one in _histories(curves) if one.rows and "reward" in one.rows[-1]]
+    if not histories:
+        return []
+    bounds = np.cumsum([0, *(int(one.steps.max()) for one in histories)])
+    steps = np.concatenate([one.steps + start for one, start in zip(histories, bounds, strict=False)])
+    marks = [(int(start), shown(one.label)) for one, start in zip(histories, bounds, strict=False)]
+
+    def line(key: str, scale: float, label: str, tone: str) -> Series:
+        return Series(label, tone, steps, np.concatenate([one.column(key, scale) for one in histories]))
+
+    panels = [panel for key, title, scale in RL_PANELS for panel in _panel(title, [line(key, scale, title, "line")], marks)]
+    for part, title in (("mean", "rollout gap, mean"), ("max", "rollout gap, largest")):
+        series = [line(f"rollout_gap/{kind}/{part}", 1.0, kind, kind) for kind in GAP_KINDS]
+        panels += _panel(title, series, marks, log=True)
+    return panels
+
+
+def largest_gap(curves: Sequence[Curve]) -> float:
+    """The largest |log p_train - log p_sampled| of any token in any step; NaN where none was logged."""
+    found = [history.column(f"rollout_gap/{kind}/max") for history in _histories(curves) for kind in GAP_KINDS]
+    known = [value for column in found for value in column if math.isfinite(value)]
+    return max(known, default=math.nan)
+
+
+def accuracy_panels(evaluations: Sequence[Evaluation]) -> list[Panel]:
+    """Per set, mean@k of every checkpoint with its interval."""
+    panels = []
+    for name in set_names(evaluations):
+        points = [(shown(one.label), estimate(set_metrics(one, name), "mean")) for one in evaluations]
+        known = [(label, one) for label, one in points if one.known]
+        if not known:
+            continue
+        words = ", ".join(f"{label} {one.percent()}{f' ({one.percents()})' if one.bounded else ''}" for label, one in known)
+        panels.append(Panel(f"{shown(name)}: accuracy, %", _dots(name, known), f"Accuracy on {shown(name)} in percent: {words}."))
+    return panels
+
+
+def _histories(curves: Sequence[Curve]) -> Iterator[_History]:
+    for curve in curves:
+        if curve.metrics.exists():
+            rows = [row for _, row in read_rows(curve.metrics)]
+            steps = np.array([number(row.get("step", place)) for place, row in enumerate(rows, 1)])
+            yield _History(curve.label, steps, rows)
+
+
+def _panel(title: str, series: list[Series], marks: Sequence[tuple[int, str]], log: bool = False) -> list[Panel]:
+    """One panel, or none where nothing was logged."""
+    known = [one for one in series if np.isfinite(one.values).any()]
+    if not known:
+        return []
+    legend = [(one.label, one.tone) for one in known] if len(series) > 1 else []
+    smoothed = any(len(one.values) >= SMOOTH_FROM for one in known) and not log
+    note = "thin: each step, bold: running mean" if smoothed else ""
+    alt = f"{title} over steps {int(known[0].steps.min())} to {int(known[0].steps.max())}. {' '.join(_in_words(one, log) for one in known)}"
+    return [Panel(title, _lines(title, known, marks, log), alt, legend, note)]
+
+
+def _in_words(series: Series, log: bool) -> str:
+    values = series.values[np.isfinite(series.values)]
+    write = (lambda value: f"{value:.1e}") if log else (lambda value: written(value, 2))
+    return f"{series.label}: starts at {write(values[0])}, ends at {write(values[-1])}, between {write(values.min())} and {write(values.max())}."
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------------
+
+
+@rc_context(_LITERAL_TEXT)
+def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], log: bool) -> str:
+    figure, axes = _axes()
+    if log:
+        axes.set_yscale("log")
+    for one in series:
+        values = np.where(one.values > 0, one.values, np.nan) if log else one.values
+        colour = COLOURS[one.tone]
+        smooth = len(values) >= SMOOTH_FROM and not log
+        axes.plot(one.steps, values, color=colour, linewidth=0.8 if smooth else 1.6, alpha=0.4 if smooth else 1, clip_on=False,
+                  marker="o" if len(values) == 1 else None, markersize=4)  # fmt: skip
+        if smooth:
+            axes.plot(one.steps, _running_mean(values), color=colour, linewidth=1.9, clip_on=False, solid_capstyle="round")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    if log:
+        axes.yaxis.set_major_locator(LogLocator(numticks=5))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    _mark_stages(axes, marks)
+    axes.set_xlabel("step", color=COLOURS["ink"], fontsize=9, labelpad=2)
+    return _svg(figure, title)
+
+
+def _mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
+    if len(marks) < 2:
+        return
+    for start, label in marks:
+        if start:
+            axes.axvline(start + 0.5, color=COLOURS["ink"], linewidth=0.8, linestyle=(0, (2, 3)), clip_on=False)
+        axes.text(start + 1, 1.03, label, transform=axes.get_xaxis_transform(), color=COLOURS["ink"], fontsize=8.5, va="bottom", clip_on=False)
+
+
+@rc_context(_LITERAL_TEXT)
+def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
+    figure, axes = _axes()
+    places = np.arange(len(points))
+    values = [one.value * 100 for _, one in points]
+    axes.plot(places, values, color=COLOURS["line"], linewidth=1, alpha=0.4, clip_on=False)
+    for place, (_, one) in zip(places, points, strict=True):
+        if one.bounded:
+            axes.plot([place, place], [one.low * 100, one.high * 100], color=COLOURS["line"], linewidth=5, alpha=0.3, clip_on=False)
+        axes.plot([place], [one.value * 100], color=COLOURS["line"], marker="o", markersize=6, clip_on=False)
+        axes.annotate(one.percent(), (place, one.value * 100), (8, 0), textcoords="offset points", color=COLOURS["ink"], fontsize=9, va="center")
+    top = max([5.0, *values, *(one.high * 100 for _, one in points if one.bounded)])
+    axes.set_ylim(0, min(100.0, top * 1.15))
+    axes.set_xlim(-0.4, len(points) - 0.35)
+    axes.set_xticks(places, [_short(label) for label, _ in points])
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    return _svg(figure, f"accuracy {name}")
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 12 else f"{label[:11]}…"
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.4, 2.3))
+    axes = figure.add_axes((0.115, 0.17, 0.86, 0.73))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(COLOURS["grid"])
+    axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8, clip_on=False)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=9, labelcolor=COLOURS["ink"], pad=4)
+    return figure, axes
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    """Centred mean over a tenth of the steps, of the values that there are."""
+    reach = max(1, len(values) // 20)
+    windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
+    return np.array([np.nanmean(window) if np.isfinite(window).any() else np.nan for window in windows])
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """The figure as an <svg> element: no prolog, no metadata, ids of its own, text in the page's font, colours of the page."""
+    name = "p" + hashlib.sha256(title.encode("utf-8", "replace")).hexdigest()[:8]
+    out = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "axes.unicode_minus": True}):
+        figure.patch.set_visible(False)
+        for axes in figure.axes:
+            axes.patch.set_visible(False)
+        with warnings.catch_warnings():  # the page's font draws the text, not the one that matplotlib measures with
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true" focusable="false">', text, count=1)
+    text = re.sub(r'\bid="', f'id="{name}-', text).replace('xlink:href="#', f'href="#{name}-')
+    text = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px; font-family: inherit", text)
+    for colour, stand_in in COLOURS.items():
+        text = text.replace(stand_in, f"var(--{colour})")
+    return re.sub(r"\n\s*", "\n", text)
+

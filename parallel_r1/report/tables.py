@@ -1,0 +1,267 @@
+"""The report's tables, made once and written three times: HTML (by the page's template), Markdown and plain text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallel_r1 import published
+from parallel_r1.report.inputs import Evaluation, StageRun
+from parallel_r1.report.numbers import NOTHING, Estimate, duration, estimate, number, signed, written
+from parallel_r1.report.outcome import FEWEST_PROBLEMS, Change, over_sets, set_metrics, set_names
+from parallel_r1.report.rollouts import RolloutIndex, shown
+
+MAX_WIDTH = 120
+FORM = {"parallel_ratio": "parallel ratio", "valid_ratio": "valid blocks", "truncated_ratio": "truncated"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its main text, what stands small under it, and how it is marked (best, higher, lower, published)."""
+
+    text: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row with its header cell."""
+
+    head: Cell
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, the header of every column (the first names the row headers), and rows."""
+
+    caption: str
+    columns: list[Cell]
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+
+# --- results --------------------------------------------------------------------------------------------------------------
+
+
+def results(evaluations: Sequence[Evaluation]) -> Table:
+    """Checkpoints by sets: mean@k with interval and pass@k, then the shares that tell of the form; the paper's rows below, if comparable."""
+    names = set_names(evaluations)
+    columns = [Cell("checkpoint"), *(Cell(shown(name), _size(evaluations, name)) for name in names)]
+    averaged = len(names) > 1
+    columns += [Cell("mean", "over sets")] * averaged + [Cell(title, "mean over sets" if averaged else "") for title in FORM.values()]
+    rows = [_result_row(evaluation, names, averaged) for evaluation in evaluations]
+    notes = ["Large: mean@k in percent, the share of right rollouts. Small: its 95 % interval over problems, and the unbiased pass@k."]
+    notes.append("Valid blocks: rollouts with at least one block and no fault in the markup. Truncated: cut off by the token limit.")
+    theirs = _published_rows(names, averaged)
+    if theirs:
+        notes += [f"Published rows: {published.SOURCE}, {published.STUDENT}, other hardware and full sets.", *map(_sentence, published.CAVEATS)]
+    return Table("Results", columns, rows + theirs, notes)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _size(evaluations: Sequence[Evaluation], name: str) -> str:
+    sizes = {(entry.get("problems"), entry.get("samples")) for one in evaluations if (entry := (one.results.get("sets") or {}).get(name))}
+    return " or ".join(f"{problems} problem{'s' * (problems != 1)} × {samples}" for problems, samples in sorted(sizes, key=repr))
+
+
+def _result_row(evaluation: Evaluation, names: Sequence[str], averaged: bool) -> Row:
+    cells = [_score(evaluation, name) for name in names]
+    if averaged:
+        complete = all(estimate(set_metrics(evaluation, name), "mean").known for name in names)
+        cells.append(_share(over_sets(evaluation, "mean")) if complete else Cell(NOTHING))
+    return Row(Cell(shown(evaluation.label)), cells + [_share(over_sets(evaluation, metric)) for metric in FORM])
+
+
+def _share(one: Estimate) -> Cell:
+    return Cell(one.percent(), one.percents())
+
+
+def _score(evaluation: Evaluation, name: str) -> Cell:
+    metrics = set_metrics(evaluation, name)
+    passed = pass_metric(metrics)
+    entry = (evaluation.results.get("sets") or {}).get(name) or {}
+    one = estimate(metrics, "mean")
+    notes = [_interval_note(one, entry.get("problems"))] if one.known else []
+    if passed and (share := estimate(metrics, passed)).known:
+        notes.append(f"{_pass_title(passed, entry.get('samples'))} {share.percent()}")
+    return Cell(one.percent(), "\n".join(note for note in notes if note))
+
+
+def _interval_note(one: Estimate, problems: object) -> str:
+    count = number(problems)
+    return "too few problems for an interval" if count < FEWEST_PROBLEMS else one.percents()
+
+
+def pass_metric(metrics: Mapping[str, Any]) -> str | None:
+    """The key of the unbiased pass@k with the largest k."""
+    keys = [key for key in metrics if re.fullmatch(r"pass@(k|\d+)", key)]
+    return max(keys, key=lambda key: math.inf if key.endswith("k") else int(key[5:]), default=None)
+
+
+def _pass_title(key: str, samples: object) -> str:
+    return f"pass@{samples}" if key == "pass@k" and samples else key
+
+
+def _published_rows(names: Sequence[str], averaged: bool) -> list[Row]:
+    if not set(names) & set(published.BENCHMARKS):
+        return []
+    same_sets = set(names) == set(published.BENCHMARKS)
+    rows = []
+    for row in published.ROWS:
+        passed = {name: f"pass@16 {written(row.pass_at_16[name])}" for name in names if name in row.pass_at_16}
+        cells = [Cell(written(row.scores.get(name, math.nan)), passed.get(name, ""), "published") for name in names]
+        mean = written(number(row.mean)) if same_sets else NOTHING
+        cells += [Cell(mean, tone="published")] * averaged
+        cells += [Cell(written(number(row.parallel_ratio)), tone="published"), *[Cell(NOTHING, tone="published")] * 2]
+        rows.append(Row(Cell(row.recipe, f"published{', ' * bool(row.note)}{row.note}", "published"), cells))
+    return rows
+
+
+def differences(found: Sequence[Change]) -> Table:
+    """Every comparison of two checkpoints: points of accuracy with the interval of the difference."""
+    names = list(dict.fromkeys(one.set for one in found))
+    rows = []
+    for before, after in dict.fromkeys((one.before, one.after) for one in found):
+        by_set = {one.set: one for one in found if (one.before, one.after) == (before, after)}
+        rows.append(Row(Cell(shown(f"{before} → {after}")), [_difference(by_set.get(name)) for name in names]))
+    notes = ["In points of mean@k, with the 95 % interval of the difference. Coloured only where the interval leaves out zero."]
+    if any(one.paired for one in found):
+        notes.append(f"Paired: resampled over the problems of a set. {len(found)} comparisons, each at 95 %, not corrected for their number.")
+    if any(not one.paired for one in found):
+        notes.append("Unpaired: computed from the two intervals, since the rollouts of the same problems are not at hand.")
+    return Table("Differences between checkpoints", [Cell("from → to"), *(Cell(shown(name)) for name in names)], rows, notes)
+
+
+def _difference(change: Change | None) -> Cell:
+    if change is None:
+        return Cell(NOTHING)
+    few = change.problems < FEWEST_PROBLEMS
+    one = change.difference
+    span = f"{signed(one.low * 100)} to {signed(one.high * 100)}" if one.bounded else ""
+    note = "too few problems" if few else f"{span}{'' if change.paired else ' unpaired'}"
+    arrow = {"higher": "▲ ", "lower": "▼ "}.get(change.verdict, "")
+    return Cell(f"{arrow}{signed(one.value * 100)}", note, change.verdict.replace("not shown", ""))
+
+
+def by_set(evaluations: Sequence[Evaluation], indexes: Sequence[RolloutIndex]) -> Table:
+    """One row per checkpoint and set with everything that was measured there."""
+    columns = ["checkpoint, set", "mean@k", "pass@k", *FORM.values(), "tokens", "critical path", "first block at"]
+    rows = []
+    for evaluation, found in zip(evaluations, indexes, strict=True):
+        for name in set_names([evaluation]):
+            metrics = set_metrics(evaluation, name)
+            cells = [_share(estimate(metrics, "mean")), _share(estimate(metrics, pass_metric(metrics) or ""))]
+            cells += [_share(estimate(metrics, metric)) for metric in FORM]
+            cells += [_plain(estimate(metrics, metric)) for metric in ("response_tokens", "critical_path_tokens")]
+            cells.append(Cell(written(found.position(name) * 100)))
+            rows.append(Row(Cell(shown(evaluation.label), shown(name)), cells))
+    notes = ["Percent, but for tokens: all tokens of a response, and the longest chain of tokens that had to be sampled one after the other."]
+    notes.append("First block at: where the first block starts, in percent of the response; mean over rollouts that have one.")
+    return Table("Every set on its own", [Cell(title) for title in columns], rows, notes)
+
+
+def _plain(one: Estimate) -> Cell:
+    return Cell(written(one.value), f"{written(one.low)} to {written(one.high)}" if one.bounded else "")
+
+
+# --- how it went ----------------------------------------------------------------------------------------------------------
+
+
+def funnel(metrics: Mapping[str, float]) -> Table:
+    """The teacher's trajectories: seen, kept, and why the others went."""
+    seen = number(metrics.get("seen"))
+    faults = {key.removeprefix("rejected_"): number(value) for key, value in metrics.items() if key.startswith("rejected_")}
+    listed = [("seen", seen), *sorted(faults.items(), key=lambda item: -item[1]), ("kept", number(metrics.get("kept")))]
+    rows = []
+    for title, count in listed:
+        share = count / seen * 100 if seen > 0 else math.nan
+        tone = title if title in ("seen", "kept") else "rejected"
+        label = title if tone == title else f"rejected: {shown(title).replace('_', ' ')}"
+        rows.append(Row(Cell(label, tone=tone), [Cell(written(count, 0)), Cell(written(share), tone=tone)]))
+    gone, counted = seen - number(metrics.get("kept")), math.fsum(faults.values())
+    notes = ["A trajectory may have several faults and is counted under each."] if counted > gone else []
+    return Table("From the teacher to the student", [Cell("trajectories"), Cell("count"), Cell("percent of seen")], rows, notes)
+
+
+def stages(runs: Sequence[StageRun], evaluations: Sequence[Evaluation]) -> Table:
+    """Seconds, speed, versions and the artifact of every stage; the seconds are those of the run that built the artifact."""
+    speeds = {one.label: one.results.get("tokens_per_second") for one in evaluations}
+    rows = []
+    for run in runs:
+        speed = run.metrics.get("tokens_per_second", speeds.get(run.label) if run.stage == "evaluate" else None)
+        cells = [Cell(duration(number(run.seconds))), Cell(written(number(speed), 0)), Cell(shown(run.key[:12]), tone="code"), versions(run)]
+        rows.append(Row(Cell(shown(run.stage), shown(run.label) if run.label != run.stage else ""), cells))
+    total = math.fsum(seconds for run in runs if math.isfinite(seconds := number(run.seconds)))
+    rows.append(Row(Cell("all stages", tone="total"), [Cell(duration(total), tone="total"), *[Cell("", tone="total")] * 3]))
+    columns = [Cell("stage"), Cell("time"), Cell("tokens/s"), Cell("artifact"), Cell("versions")]
+    return Table("Stages", columns, rows, ["Time is that of the run that built the artifact; a later run takes it from the store."])
+
+
+def versions(run: StageRun) -> Cell:
+    """Versions of a stage in one cell."""
+    return Cell(", ".join(f"{shown(name)} {shown(version)}" for name, version in run.versions.items()) or NOTHING, tone="text")
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+
+
+def as_markdown(table: Table) -> str:
+    """A GitHub-flavoured table with its notes."""
+    lines = ["| " + " | ".join(_markdown_cell(cell) for cell in table.columns) + " |", "|" + " --- |" * len(table.columns)]
+    lines += ["| " + " | ".join(_markdown_cell(cell) for cell in (row.head, *row.cells)) + " |" for row in table.rows]
+    return "\n".join(lines + [f"\n{escape_markdown(note)}" for note in table.notes])
+
+
+def _markdown_cell(cell: Cell) -> str:
+    note = escape_markdown(cell.note.replace("\n", ", "))
+    return f"{escape_markdown(cell.text)} ({note})" if note else escape_markdown(cell.text)
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, in a table cell too."""
+    flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", flat)
+
+
+def results_table(evaluations: Sequence[Evaluation]) -> str:
+    """The results as plain text of at most 120 columns: percents ± half the width of the 95 % interval."""
+    names = set_names(evaluations)
+    if not names:
+        return "No checkpoint has been evaluated."
+    columns = [(shown(name), [estimate(set_metrics(one, name), "mean") for one in evaluations]) for name in names]
+    columns += [(title, [over_sets(one, metric) for one in evaluations]) for metric, title in FORM.items()]
+    grid = [[_clip(title, 18), *(_text_cell(one) for one in estimates)] for title, estimates in columns]
+    labels = ["checkpoint", *(_clip(shown(one.label), 30) for one in evaluations)]
+    widest = max(map(len, labels))
+    blocks, line = [], [labels]
+    for column in grid:
+        if sum(max(map(len, one)) + 2 for one in (*line, column)) > MAX_WIDTH:
+            blocks, line = [*blocks, line], [labels]
+        line.append(column)
+    text = "\n\n".join(_block(block, widest) for block in (*blocks, line))
+    return f"{text}\n\npercent, ± half of the 95 % interval over problems; shares of blocks and cuts: mean over sets"
+
+
+def _clip(text: str, width: int) -> str:
+    flat = re.sub(r"\s+", " ", text)
+    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+
+
+def _text_cell(one: Estimate) -> str:
+    return f"{one.percent()} ±{written(one.half * 100)}" if one.bounded else one.percent()
+
+
+def _block(columns: Sequence[Sequence[str]], first: int) -> str:
+    widths = [first, *(max(map(len, column)) for column in columns[1:])]
+    lines = []
+    for row in zip(*columns, strict=True):
+        lines.append("  ".join([row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]).rstrip())
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
