@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,20 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
-def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one JSON line."""
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append JSON lines, in one write that is on the disk afterwards."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by JSON lines; a kill leaves the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    append_lines(partial, rows)
+    os.replace(partial, path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

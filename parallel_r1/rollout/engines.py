@@ -1,0 +1,46 @@
+"""Engines sample what the state machine asks for. Two of one interface: vLLM in process, and transformers where there is no vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from parallel_r1.config import RolloutConfig
+from parallel_r1.rollout.machine import Rollout
+
+
+class Engine(Protocol):
+    """Something that can sample from a checkpoint."""
+
+    name: str
+    """Library and version, such as `vllm 0.31.0`."""
+
+    def run(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
+        """Carry all rollouts to their end; give each as soon as it is done."""
+
+    def sync(self, model: nn.Module) -> None:
+        """Take over the weights of `model`, of the architecture that the engine was started with."""
+
+
+def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
+    """Start the engine that `config.engine` names; `auto` takes vLLM where it is installed."""
+    kind = config.engine
+    if kind == "auto":
+        kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+    if kind == "vllm":
+        from parallel_r1.rollout.vllm_engine import VllmEngine
+
+        return VllmEngine(checkpoint, config, seed)
+    from parallel_r1.rollout.transformers_engine import TransformersEngine
+
+    return TransformersEngine(checkpoint, config, seed)
+
+
+def model_dtype() -> torch.dtype:
+    """What models are run in: bfloat16 where a GPU has it, else float32."""
+    return torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else torch.float32

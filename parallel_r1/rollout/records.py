@@ -1,0 +1,81 @@
+"""A finished rollout, graded and laid out for rewards, results and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from parallel_r1 import prompts
+from parallel_r1.config import PromptStyle, RolloutConfig
+from parallel_r1.grading import grade_many
+from parallel_r1.markup import TagIds, validate_ids
+from parallel_r1.problems import Problem
+from parallel_r1.rollout.machine import Rollout
+from parallel_r1.trajectory import Trajectory
+
+
+class Studio:
+    """Makes rollouts for one tokenizer and turns finished ones into records."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: RolloutConfig) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+        self.tags = TagIds.from_tokenizer(tokenizer)
+
+    @cached_property
+    def _newline(self) -> list[int]:
+        return self.tokenizer.encode("\n", add_special_tokens=False)
+
+    def prompt_ids(self, style: PromptStyle, problem: str) -> list[int] | None:
+        """Token ids of a problem's prompt; None where it is longer than the config allows."""
+        ids = prompts.encode(self.tokenizer, prompts.render(style, problem))
+        return ids if len(ids) <= self.config.max_prompt_tokens else None
+
+    def rollout(self, prompt_ids: list[int], seed: str) -> Rollout:
+        """A rollout to be carried out by an engine; `seed` names it, such as `0/tier1/tier1-heldout-0003/2`."""
+        return Rollout(prompt_ids, self.config, self.tags, self._newline, seed)
+
+    def text(self, trajectory: Trajectory) -> str:
+        """The response as text, tags included, without its end-of-sequence token."""
+        ids = trajectory.completion_ids
+        return self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.tags.eos else ids, skip_special_tokens=False)
+
+    def records(self, rollouts: Sequence[Rollout], problems: Sequence[Problem], name: str, samples: Sequence[int]) -> list[dict[str, Any]]:
+        """One JSON-ready row per rollout (parallel_r1/report reads them): text, verdict, markup faults, budgets used, layout."""
+        texts = [self.text(rollout.trajectory) for rollout in rollouts]
+        grades = grade_many([(text, problem.answer) for text, problem in zip(texts, problems, strict=True)])
+        return [
+            {"set": name, "problem_id": problem.id, "problem": problem.problem, "answer": problem.answer, "sample": sample, "text": text}
+            | {"correct": grade.correct, "extracted": grade.extracted}
+            | self._markup(rollout)
+            for rollout, problem, sample, text, grade in zip(rollouts, problems, samples, texts, grades, strict=True)
+        ]
+
+    def _markup(self, rollout: Rollout) -> dict[str, Any]:
+        trajectory = rollout.trajectory
+        faults = [fault.code for fault in validate_ids(trajectory.completion_ids, self.tags, self.config.num_paths)]
+        faults += ["stray_tag"] * rollout.stray_tags
+        return {
+            "blocks": trajectory.blocks,
+            "well_formed": not faults,
+            "faults": faults,
+            "finish": trajectory.finish,
+            "tokens": len(trajectory.completion_ids),
+            "sampled_tokens": sum(trajectory.loss_mask),
+            "critical_path_tokens": trajectory.critical_path_tokens,
+            "position": trajectory.relative_position,
+            "segments": self._segments(trajectory),
+        }
+
+    def _segments(self, trajectory: Trajectory) -> list[dict[str, Any]]:
+        structural = {self.tags.parallel, self.tags.path, self.tags.path_end, self.tags.summary_end, *self.tags.eos}
+        rows = []
+        for span in trajectory.spans:
+            ids = [token for token in trajectory.completion_ids[span.start : span.end] if token not in structural]
+            if span.kind != "forced" and ids:
+                text = self.tokenizer.decode(ids, skip_special_tokens=False)
+                rows.append({"kind": span.kind, "block": span.block, "path": span.path, "text": text})
+        return rows

@@ -1,0 +1,110 @@
+"""What every training program needs from transformers' Trainer: arguments, progress, and going on from the last whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from parallel_r1 import jobs
+from parallel_r1.config import OptimizerConfig
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def quiet(threads: int) -> None:
+    """One thread pool of the given size; no progress bars or advice on the terminal."""
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkpoint_every: int, seed: int, micro_batch: int, batch: int) -> dict[str, Any]:
+    """Arguments that SFTConfig and GRPOConfig share."""
+    on_gpu = torch.cuda.is_available()
+    schedule: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
+    if optimizer.schedule == "cosine":
+        schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": optimizer.min_lr_ratio}}
+    return {
+        "output_dir": str(work),
+        "max_steps": steps,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": batch // micro_batch,
+        "learning_rate": optimizer.learning_rate,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.beta1,
+        "adam_beta2": optimizer.beta2,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "warmup_steps": round(optimizer.warmup_ratio * steps),
+        **schedule,
+        "save_strategy": "steps",
+        "save_steps": checkpoint_every,
+        "save_total_limit": 2,
+        "use_cpu": not on_gpu,
+        "bf16": on_gpu and torch.cuda.is_bf16_supported(),
+        "gradient_checkpointing": on_gpu,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": seed,
+        "data_seed": seed,
+        "dataloader_pin_memory": on_gpu,
+    }
+
+
+def last_checkpoint(work: Path) -> Path | None:
+    """The newest checkpoint that was written whole. Half-written ones, left by a kill, are removed.
+
+    The trainer writes `trainer_state.json` last, so a folder in which it can be read is whole.
+    """
+    folders = sorted(work.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=lambda folder: int(folder.name.rsplit("-", 1)[-1]), reverse=True)
+    for folder in folders:
+        if _is_whole(folder):
+            return folder
+        shutil.rmtree(folder)
+    return None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+class Progress(TrainerCallback):
+    """Every log entry goes to metrics.jsonl and to the task; after a resume, entries past the checkpoint are dropped first."""
+
+    def __init__(self, work: Path, show: tuple[str, ...]) -> None:
+        self.path = work / METRICS_FILE
+        self._show = show
+        self._started = time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Forget what was logged after the checkpoint from which the run goes on."""
+        rows = [row for row in jobs.read_lines(self.path) if row["step"] <= state.global_step]
+        jobs.write_lines(self.path, rows)
+        if state.global_step:
+            jobs.note(f"goes on from the checkpoint of step {state.global_step} of {state.max_steps}")
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Write one entry."""
+        row = jobs.finite(logs or {})
+        if "loss" not in row:
+            return
+        jobs.append_lines(self.path, [{"step": state.global_step, **row, "seconds": round(time.monotonic() - self._started, 3)}])
+        jobs.report_progress(state.global_step, state.max_steps, {name: row[name] for name in self._show if name in row})
+
+
+def publish(work: Path, out: Path) -> dict[str, float]:
+    """Copy the metrics into the artifact; gives the last entry."""
+    rows = jobs.read_lines(work / METRICS_FILE)
+    shutil.copyfile(work / METRICS_FILE, out / METRICS_FILE)
+    return {name: value for name, value in rows[-1].items() if name != "step"} | {"steps": rows[-1]["step"]}

@@ -1,0 +1,70 @@
+"""Learning from given solutions, by TRL's SFTTrainer: the base model and the cold start share this.
+
+Loss on the response only, prompts masked. Examples are token ids made here, so that tags are the ids the engine forces and the response
+ends in EOS, whatever a chat template would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import SFTConfig, SFTTrainer
+
+from parallel_r1 import prompts, student
+from parallel_r1.config import OptimizerConfig, PromptStyle
+from parallel_r1.jobs import Job
+from parallel_r1.training import runs
+
+LOG_EVERY = 5
+
+
+def examples(tokenizer: PreTrainedTokenizerBase, rows: Iterable[dict[str, Any]], style: PromptStyle, max_tokens: int) -> tuple[Dataset, int]:
+    """Token ids and completion masks of {"problem", "text"} rows; also gives how many were longer than `max_tokens` and left out."""
+    kept, too_long = [], 0
+    for row in rows:
+        prompt = prompts.encode(tokenizer, prompts.render(style, row["problem"]))
+        response = [*tokenizer.encode(row["text"], add_special_tokens=False), tokenizer.eos_token_id]
+        if len(prompt) + len(response) > max_tokens:
+            too_long += 1
+        else:
+            kept.append({"input_ids": prompt + response, "completion_mask": [0] * len(prompt) + [1] * len(response)})
+    if not kept:
+        raise ValueError(f"no example is within {max_tokens} tokens ({too_long} were longer): raise max_tokens")
+    return Dataset.from_list(kept), too_long
+
+
+def train(
+    job: Job,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    optimizer: OptimizerConfig,
+    steps: int,
+    batch_size: int,
+    micro_batch_size: int,
+    checkpoint_every: int,
+) -> dict[str, float]:
+    """Train `model`, going on from the last whole checkpoint in the job's work folder; save it to `out/checkpoint`. Gives the last metrics."""
+    arguments = runs.trainer_arguments(job.work, optimizer, steps, checkpoint_every, job.seed, micro_batch_size, batch_size)
+    progress = runs.Progress(job.work, show=("loss", "learning_rate"))
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            **arguments,
+            logging_steps=LOG_EVERY,
+            completion_only_loss=True,
+            max_length=None,
+            train_sampling_strategy="group_by_length",
+        ),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        callbacks=[progress],
+    )
+    checkpoint = runs.last_checkpoint(job.work)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    student.save(trainer.model, tokenizer, Path(job.out) / "checkpoint")
+    return runs.publish(job.work, job.out)
