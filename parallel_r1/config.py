@@ -126,7 +126,7 @@ class ScratchStudent(Section):
     intermediate_size: int = Field(512, ge=32, description="width of the MLP")
     max_position: int = Field(2048, ge=256, description="longest sequence in tokens")
     init_std: float = Field(0.1, gt=0, description="standard deviation of the starting weights")
-    vocab_size: int = Field(360, ge=300, description="upper bound of the byte-level BPE vocabulary, tags not counted")
+    vocab_size: int = Field(512, ge=300, description="upper bound of the byte-level BPE vocabulary, tags not counted")
     problems: Mixture = Field(description="training sets and their weights")
     examples: int = Field(13_600, ge=1, description="sequential solutions to train on, one pass")
     batch_size: int = Field(16, ge=1, description="solutions per step")
@@ -345,6 +345,7 @@ class Resources(Section):
 
     worker_python: str = Field(".venv/worker/bin/python", description="interpreter of the worker environment, relative to the project")
     threads: int = Field(1, ge=1, description="CPU threads of a stage process")
+    processes: int = Field(2, ge=1, le=2, description="stage processes at once: 2 measures one checkpoint while the next is trained")
     hang_minutes: float = Field(10, gt=0, description="a stage process that prints nothing for so long has failed")
 
 
@@ -353,8 +354,10 @@ class PipelineConfig(Section):
 
     name: str = Field("parallel_r1", pattern=r"^[A-Za-z0-9_.-]+$", description="what the run is called in tables and in the UI")
     seed: int = Field(0, ge=0, description="seeds every stage")
-    store: str = Field(".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix")
-    resources: Resources = Field(default_factory=Resources)
+    store: str = Field(
+        ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
+    )
+    resources: Resources = Field(default_factory=Resources, json_schema_extra=NOT_IN_KEY)
     prepare: PrepareConfig = Field(default_factory=PrepareConfig)
     student: Student = Field(default_factory=HubStudent)
     generate: GenerateConfig | None = Field(default_factory=GenerateConfig, description="null: no cold start")

@@ -1,0 +1,352 @@
+"""The artifact store: every stage's output is a folder `{root}/{stage}/{key}/`, local or on s3:// (fsspec).
+
+`MANIFEST.json` is the commit mark. It is written last and lists size and sha256 of every file: no manifest, no artifact.
+The *key* says what was asked for (stage, version, config section, seed, digests of the inputs; no paths, clocks or run ids);
+the *digest* says what came out. The endpoint and the keys of s3:// come from the environment (AWS_ENDPOINT_URL_S3 or
+AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict, Field
+
+from parallel_r1.config import NOT_IN_KEY, FileContent
+
+MANIFEST = "MANIFEST.json"
+NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl"})
+"""Files with clocks inside: listed in the manifest, but two artifacts that differ only here have the same digest. (Of a training
+stage only the checkpoint is read by later stages; its metrics.jsonl is for people and notes seconds.)"""
+
+FILE_CONTENT_MARK = get_args(FileContent)[1]
+CHUNK = 1 << 20
+
+
+class StoreError(RuntimeError):
+    """The store refuses: names the artifact, the file and why."""
+
+
+class ArtifactRef(BaseModel):
+    """A pointer to an artifact: small, JSON, never the bytes. `Store.check` says whether what it points to is whole."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: str
+    key: str
+    uri: str
+    digest: str
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class FileEntry(BaseModel):
+    """One file of an artifact."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What MANIFEST.json holds."""
+
+    format: int = 1
+    stage: str
+    key: str
+    digest: str
+    files: dict[str, FileEntry]
+    config: Any
+    inputs: dict[str, Any]
+    versions: dict[str, str]
+    seconds: float
+    metrics: dict[str, float]
+    committed_at: str
+
+
+# --- identity: from a config section to a key ---------------------------------------------------------------------------------
+
+
+def identity(section: Any) -> Any:
+    """What of a config section decides the outcome, as JSON: fields marked NOT_IN_KEY are dropped, FileContent fields become
+    the sha256 of what lies there.
+
+    Raises StoreError when such a file can't be read.
+    """
+    if isinstance(section, BaseModel):
+        fields = type(section).model_fields
+        return {
+            name: _file_identity(name, value) if FILE_CONTENT_MARK in fields[name].metadata else identity(value)
+            for name, value in section
+            if not _left_out(fields[name].json_schema_extra)
+        }
+    if isinstance(section, Mapping):
+        return {str(name): identity(value) for name, value in section.items()}
+    if isinstance(section, list | tuple):
+        return [identity(value) for value in section]
+    return section
+
+
+def _left_out(extra: Any) -> bool:
+    return isinstance(extra, Mapping) and NOT_IN_KEY.items() <= extra.items()
+
+
+def _file_identity(field: str, path: str) -> str:
+    try:
+        filesystem, inside = open_filesystem(path)
+        return f"sha256:{_sha256(filesystem, inside)}"
+    except OSError as error:
+        raise StoreError(f"{field} = {path!r}: the file can't be read: {error}") from None
+
+
+def key_of(stage: str, version: int, config: Any, seed: int, inputs: Mapping[str, str]) -> str:
+    """The address of what a stage makes: a hash of its name, its hand-raised version, the identity of its config section, the
+    seed and the digests of its inputs by name."""
+    question = {"stage": stage, "version": version, "config": config, "seed": seed, "inputs": dict(inputs)}
+    return _hash_json(question)[:32]
+
+
+def digest_of(files: Mapping[str, FileEntry]) -> str:
+    """The digest of an artifact: over names, sizes and sha256 of its files."""
+    return _hash_json([[name, entry.size, entry.sha256] for name, entry in sorted(files.items()) if name not in NOT_IN_DIGEST])
+
+
+def _hash_json(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+    digest = hashlib.sha256()
+    with filesystem.open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def open_filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The fsspec file system of a path or URL, and the path inside it."""
+    options: dict[str, Any] = {}
+    if uri.startswith("s3://"):
+        options = {"use_listings_cache": False}
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            options["endpoint_url"] = endpoint
+    return fsspec.core.url_to_fs(uri, **options)
+
+
+# --- names that can't leave the store -------------------------------------------------------------------------------------------
+
+
+def _checked_part(part: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", part):
+        raise StoreError(f"{part!r} can't name a stage or key: letters, digits, - and _ only")
+    return part
+
+
+def _checked_name(name: str) -> str:
+    """A file name inside an artifact: relative, with forward slashes, without `..`."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or str(path) != name:
+        raise StoreError(f"{name!r} can't name a file of an artifact: it must be a plain path inside the folder")
+    return name
+
+
+def list_files(folder: Path) -> list[str]:
+    """The files of a folder by relative name, sorted. Raises StoreError for links and other things that are no plain files."""
+    names = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise StoreError(f"{path}: an artifact holds plain files only, no links or devices")
+        if path.is_file():
+            names.append(_checked_name(path.relative_to(folder).as_posix()))
+    return names
+
+
+# --- the store --------------------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Artifacts under one root: a folder or s3://bucket/prefix."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.filesystem, path = open_filesystem(os.fspath(root))
+        self.path = path.rstrip("/")
+        self.is_local = isinstance(self.filesystem, LocalFileSystem)
+        self.root = self.path if self.is_local else self.filesystem.unstrip_protocol(self.path)
+
+    def uri_of(self, stage: str, key: str) -> str:
+        """Where an artifact lies or would lie."""
+        return f"{self.root}/{_checked_part(stage)}/{_checked_part(key)}"
+
+    def _folder(self, stage: str, key: str) -> str:
+        return f"{self.path}/{_checked_part(stage)}/{_checked_part(key)}"
+
+    def manifest(self, stage: str, key: str) -> Manifest | None:
+        """The manifest of an artifact; None when there is none or it can't be understood."""
+        try:
+            manifest = Manifest.model_validate_json(self.filesystem.cat_file(f"{self._folder(stage, key)}/{MANIFEST}"))
+            for name in manifest.files:
+                _checked_name(name)
+        except (FileNotFoundError, NotADirectoryError, ValueError, StoreError):
+            return None
+        return manifest if (manifest.stage, manifest.key) == (stage, key) else None
+
+    def load(self, stage: str, key: str) -> ArtifactRef | None:
+        """The artifact of this key, when it is whole (shallow check)."""
+        manifest = self.manifest(stage, key)
+        if manifest is None or self._fault(manifest, deep=False):
+            return None
+        return self._ref(manifest)
+
+    def check(self, ref: ArtifactRef, deep: bool = False) -> str | None:
+        """None when what `ref` points to is whole, else why not. Shallow: manifest, digest and sizes; deep: every sha256 too."""
+        manifest = self.manifest(ref.stage, ref.key)
+        if manifest is None:
+            return f"{self.uri_of(ref.stage, ref.key)}: no manifest"
+        if manifest.digest != ref.digest:
+            return f"{self.uri_of(ref.stage, ref.key)}: holds {manifest.digest[:12]}, not {ref.digest[:12]}"
+        return self._fault(manifest, deep)
+
+    def _fault(self, manifest: Manifest, deep: bool) -> str | None:
+        folder = self._folder(manifest.stage, manifest.key)
+        if digest_of(manifest.files) != manifest.digest:
+            return f"{folder}/{MANIFEST}: the digest is not that of the files it lists"
+        found = {path.removeprefix(f"{folder}/"): info["size"] for path, info in self.filesystem.find(folder, detail=True).items()}
+        for name, entry in manifest.files.items():
+            if name not in found:
+                return f"{folder}/{name}: missing"
+            if found[name] != entry.size:
+                return f"{folder}/{name}: {found[name]} bytes, the manifest says {entry.size}"
+            if deep and _sha256(self.filesystem, f"{folder}/{name}") != entry.sha256:
+                return f"{folder}/{name}: the content is not what was committed"
+        return None
+
+    def _ref(self, manifest: Manifest) -> ArtifactRef:
+        uri = self.uri_of(manifest.stage, manifest.key)
+        return ArtifactRef(stage=manifest.stage, key=manifest.key, uri=uri, digest=manifest.digest, metrics=manifest.metrics)
+
+    def commit(
+        self,
+        stage: str,
+        key: str,
+        folder: Path,
+        *,
+        config: Any = None,
+        inputs: Mapping[str, ArtifactRef] | None = None,
+        versions: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> ArtifactRef:
+        """Make an artifact of a local folder's files: the files first, the manifest last. What lay at the key is replaced."""
+        files = {name: _entry(folder / name) for name in list_files(folder)}
+        if not files or MANIFEST in files:
+            raise StoreError(f"{folder}: {'no files to commit' if not files else f'{MANIFEST} is the name of the commit mark'}")
+        manifest = Manifest(
+            stage=_checked_part(stage),
+            key=_checked_part(key),
+            digest=digest_of(files),
+            files=files,
+            config=config,
+            inputs={name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest} for name, ref in (inputs or {}).items()},
+            versions=dict(versions or {}),
+            seconds=round(seconds, 3),
+            metrics=dict(metrics or {}),
+            committed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        (self._commit_local if self.is_local else self._commit_remote)(folder, manifest)
+        return self._ref(manifest)
+
+    def _commit_local(self, folder: Path, manifest: Manifest) -> None:
+        """Build the folder beside the store's and rename it into place: a reader sees all of it or nothing."""
+        target = Path(self._folder(manifest.stage, manifest.key))
+        staging = Path(self.path) / ".staging" / uuid.uuid4().hex
+        for name in manifest.files:
+            _copy(folder / name, staging / name)
+        (staging / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        _fsync(staging / MANIFEST)
+        for path in (*(path for path in staging.rglob("*") if path.is_dir()), staging):
+            _fsync(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replaced = staging.with_suffix(".replaced")
+        if target.exists():
+            target.rename(replaced)
+        staging.rename(target)
+        _fsync(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _commit_remote(self, folder: Path, manifest: Manifest) -> None:
+        target = self._folder(manifest.stage, manifest.key)
+        self.invalidate(manifest.stage, manifest.key)
+        for name in manifest.files:
+            self.filesystem.put_file(str(folder / name), f"{target}/{name}")
+        self.filesystem.pipe_file(f"{target}/{MANIFEST}", manifest.model_dump_json(indent=1).encode())
+
+    def invalidate(self, stage: str, key: str) -> None:
+        """Take the commit mark away: the artifact counts as never made."""
+        mark = f"{self._folder(stage, key)}/{MANIFEST}"
+        if self.filesystem.exists(mark):
+            self.filesystem.rm_file(mark)
+
+    def localise(self, ref: ArtifactRef, cache: Path) -> Path:
+        """A local folder with the artifact's files: the store's own when it is local, else a verified download under `cache`.
+
+        Raises StoreError when the artifact is not whole.
+        """
+        if fault := self.check(ref):
+            raise StoreError(f"{ref.stage} {ref.key} can't be used: {fault}. Run again: it is rebuilt.")
+        folder = self._folder(ref.stage, ref.key)
+        if self.is_local:
+            return Path(folder)
+        target = cache / ref.stage / ref.digest
+        if target.exists():
+            return target
+        manifest = self.manifest(ref.stage, ref.key)
+        staging = cache / ".staging" / uuid.uuid4().hex
+        for name, entry in manifest.files.items() if manifest else ():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            self.filesystem.get_file(f"{folder}/{name}", str(staging / name))
+            if _entry(staging / name) != entry:
+                raise StoreError(f"{ref.uri}/{name}: the download is not what was committed. Run again: it is rebuilt.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.rename(target)
+        except OSError:  # another process was first
+            shutil.rmtree(staging)
+        return target
+
+
+def _entry(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        return FileEntry(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A copy and no hard link: what a later attempt writes into the work folder must never reach into the store."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    _fsync(target)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flatten(inputs: Mapping[str, ArtifactRef | Mapping[str, ArtifactRef]]) -> dict[str, ArtifactRef]:
+    """Inputs by name; those in a mapping are called `mapping.name`."""
+    flat: dict[str, ArtifactRef] = {}
+    for name, value in inputs.items():
+        flat |= {name: value} if isinstance(value, ArtifactRef) else {f"{name}.{inner}": ref for inner, ref in value.items()}
+    return flat

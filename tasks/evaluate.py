@@ -1,0 +1,37 @@
+"""Stage `evaluate`: one checkpoint on every evaluation set (paper section 4.1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from parallel_r1.config import EvaluateConfig
+from parallel_r1.store import ArtifactRef
+from tasks.show import show_table
+from tasks.stage import Metrics, Work, stage
+
+RESULTS = "results.json"
+SHARES = ("mean", "parallel_ratio", "valid_ratio", "truncated_ratio")
+
+
+def show_results(title: str, ref: ArtifactRef, folder: Path) -> None:
+    """Sets as rows, metrics as columns, with 95 % intervals."""
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    rows = [
+        {"set": name, "problems": entry["problems"], "samples": entry["samples"]}
+        | {metric: interval(values) for metric, values in entry["metrics"].items() if metric in SHARES or metric.startswith("pass@")}
+        for name, entry in results["sets"].items()
+    ]
+    show_table(title, rows, ref, f"{results['engine']}, {results['tokens_per_second']:.0f} tokens/s. Percent, 95 % intervals.")
+
+
+def interval(values: Mapping[str, float]) -> str:
+    """`71.2 (66.0..76.1)`, in percent."""
+    return f"{100 * values['value']:.1f} ({100 * values['low']:.1f}..{100 * values['high']:.1f})"
+
+
+@stage("evaluate", version=1, show=show_results)
+def evaluate(work: Work, config: EvaluateConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
+    """Roll out every problem k times, grade, and summarise with intervals."""
+    return work.run_program("parallel_r1.evaluation", config, {"checkpoint": checkpoint, **sets})

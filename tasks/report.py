@@ -1,0 +1,70 @@
+"""Stage `report`: the page that a person reads after a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from parallel_r1.config import PipelineConfig
+from parallel_r1.report import Curve, Evaluation, ReportInput, StageRun, build
+from parallel_r1.store import ArtifactRef
+from tasks.evaluate import RESULTS
+from tasks.show import METRICS, show_markdown
+from tasks.stage import Metrics, Work, stage
+
+PAGE = "report.html"
+TEXT = "report.md"
+ROLLOUTS = "rollouts.jsonl"
+
+
+def show_report(title: str, ref: ArtifactRef, folder: Path) -> None:
+    """The Markdown twin of the page, with a pointer to the page."""
+    text = (folder / TEXT).read_text(encoding="utf-8")
+    show_markdown(title, f"The page with pictures: `{ref.uri}/{PAGE}`\n\n{text}", ref)
+
+
+def label_of(title: str) -> str:
+    """What a stage is called in the report: `rl easy` for the training and for its evaluation."""
+    return title.removeprefix("evaluate ").removeprefix("prepare ")
+
+
+@stage("report", version=1, show=show_report)
+def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, ArtifactRef]) -> Metrics:
+    """One self-contained page of everything that this run made, the same as Markdown, and the results as data."""
+    report = build(
+        ReportInput(
+            name=config.name,
+            config=config,
+            stages=list(_stage_runs(work, stages)),
+            evaluations=list(_evaluations(work, stages)),
+            curves=list(_curves(work, stages)),
+            funnel=next((ref.metrics for ref in stages.values() if ref.stage == "filter"), None),
+        )
+    )
+    (work.out / PAGE).write_text(report.html, encoding="utf-8")
+    (work.out / TEXT).write_text(report.markdown, encoding="utf-8")
+    (work.out / RESULTS).write_text(json.dumps(report.results, indent=1), encoding="utf-8")
+    return {"characters": len(report.html)}
+
+
+def _stage_runs(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[StageRun]:
+    for title, ref in stages.items():
+        if manifest := work.manifest(ref):
+            yield StageRun(
+                stage=ref.stage, label=label_of(title), key=ref.key, seconds=manifest.seconds, versions=manifest.versions,
+                metrics=ref.metrics, folder=work.read(ref),
+            )  # fmt: skip
+
+
+def _evaluations(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Evaluation]:
+    for title, ref in stages.items():
+        if ref.stage == "evaluate":
+            folder = work.read(ref)
+            yield Evaluation(label_of(title), json.loads((folder / RESULTS).read_text(encoding="utf-8")), folder / ROLLOUTS)
+
+
+def _curves(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Curve]:
+    for title, ref in stages.items():
+        if ref.stage in ("base", "sft", "rl") and (metrics := work.read(ref) / METRICS).exists():
+            yield Curve(label_of(title), metrics)

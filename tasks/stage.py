@@ -1,0 +1,243 @@
+"""What makes a function a stage: a cached, locked Prefect task whose result is a small reference into the artifact store.
+
+    @stage("filter", version=1, show=show_funnel)
+    def filter_trajectories(work: Work, config: FilterConfig, trajectories: ArtifactRef) -> Metrics: ...
+
+    ref = filter_trajectories(run, config.filter, trajectories=ref)
+
+The function fills `work.out` and returns the artifact's headline numbers. It runs only when the store has no whole artifact of
+this key. The store is the truth: Prefect's record of a result is written, but an artifact is only believed by its manifest, which
+is read again once the lock is held, so that two runs at once build each thing once.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.context import TaskRunContext
+from prefect.futures import PrefectFuture
+from prefect.states import Completed, State
+from prefect.transactions import IsolationLevel
+
+from parallel_r1.config import PipelineConfig, Resources
+from parallel_r1.jobs import Job
+from parallel_r1.store import ArtifactRef, Manifest, Store, flatten, identity, key_of
+from tasks.locks import FlockManager
+from tasks.places import PROJECT, state_folder
+from tasks.progress import Progress, say
+from tasks.supervise import program_environment, supervise
+
+Metrics = Mapping[str, float]
+Inputs = Mapping[str, ArtifactRef | Mapping[str, ArtifactRef]]
+Show = Callable[[str, ArtifactRef, Path], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all stages of a run share."""
+
+    store: Store
+    seed: int
+    resources: Resources
+    state: Path
+    offline: bool
+    slots: threading.Semaphore
+    """One for each stage process that may run at once."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Run:
+        """The run that a config asks for; relative paths in it are relative to the project."""
+        root = config.store if "://" in config.store else str((PROJECT / config.store).resolve())
+        slots = threading.Semaphore(config.resources.processes)
+        return cls(Store(root), config.seed, config.resources, state_folder(), not uses_hub(config), slots)
+
+
+def uses_hub(config: PipelineConfig) -> bool:
+    """Whether anything in the config lies on the Hugging Face hub."""
+    sources = [*config.prepare.train.values(), *config.prepare.evaluation.values(), config.student]
+    teacher = config.generate.teacher if config.generate else None
+    return any(part.type == "hub" for part in (*sources, teacher) if part is not None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a stage: what to build, and how it is called in tables (`label`, not part of the key)."""
+
+    run: Run
+    stage: Stage
+    config: Any
+    inputs: Inputs
+    label: str
+
+    @cached_property
+    def identity(self) -> Any:
+        """The config section as the key sees it."""
+        return identity(self.config)
+
+    @cached_property
+    def key(self) -> str:
+        """The artifact's key."""
+        digests = {name: ref.digest for name, ref in flatten(self.inputs).items()}
+        return key_of(self.stage.name, self.stage.version, self.identity, self.run.seed, digests)
+
+    @property
+    def title(self) -> str:
+        """`rl easy`"""
+        return f"{self.stage.name} {self.label}".strip()
+
+    def load(self) -> ArtifactRef | None:
+        """The artifact, when the store has it whole."""
+        return self.run.store.load(self.stage.name, self.key)
+
+    @property
+    def folder(self) -> Path:
+        """Kept between attempts, removed after the commit."""
+        return self.run.state / "work" / self.stage.name / self.key
+
+
+class Work:
+    """A stage at work: where to read, where to write, how to say how far it is."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.seed = call.run.seed
+        self.label = call.label
+        self.out = call.folder / "out"
+        self.scratch = call.folder / "work"
+        self.progress = Progress(call.title, get_run_logger())
+        self.versions = {"python": platform.python_version(), "prefect": version_of("prefect")}
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir(parents=True)
+        self.scratch.mkdir(exist_ok=True)
+
+    def read(self, ref: ArtifactRef) -> Path:
+        """A local folder with the artifact's files."""
+        return self.call.run.store.localise(ref, self.call.run.state / "cache")
+
+    def manifest(self, ref: ArtifactRef) -> Manifest | None:
+        """How an artifact was made."""
+        return self.call.run.store.manifest(ref.stage, ref.key)
+
+    def run_program(self, module: str, config: Any, inputs: Mapping[str, ArtifactRef]) -> Metrics:
+        """Run a stage program in the worker environment on this stage's folders; returns its metrics."""
+        resources = self.call.run.resources
+        job = Job(
+            stage=self.call.title,
+            config=config.model_dump(mode="json"),
+            seed=self.seed,
+            inputs={name: self.read(ref) for name, ref in inputs.items()},
+            out=self.out,
+            work=self.scratch,
+            threads=resources.threads,
+        )
+        job_file = self.call.folder / "job.json"
+        job_file.write_text(job.model_dump_json(indent=1), encoding="utf-8")
+        log = self.call.folder / "log.txt"
+        try:
+            with self.call.run.slots:
+                metrics = supervise(
+                    [PROJECT / resources.worker_python, "-m", module, job_file],
+                    log=log,
+                    on_event=self._on_event,
+                    on_text=self.progress.text,
+                    hang_seconds=60 * resources.hang_minutes,
+                    environment=program_environment(resources.threads, self.call.run.offline),
+                    folder=PROJECT,
+                )
+        finally:
+            self.progress.flush()
+        shutil.copyfile(log, self.out / "log.txt")
+        return metrics
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            self.progress.report(event["step"], event["of"], event.get("metrics"))
+        elif event["event"] == "note":
+            self.progress.note(event["text"])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline: call it in a flow, or submit it to run beside others."""
+
+    name: str
+    version: int
+    build: Callable[..., Metrics]
+    show: Show | None
+
+    def __call__(self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]) -> ArtifactRef:
+        """The artifact: from the store, or built now."""
+        call = Call(run, self, config, inputs, label)
+        return self._task(call)(call, inputs, return_state=True).result()
+
+    def submit(
+        self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]
+    ) -> PrefectFuture[ArtifactRef]:
+        """The same in a thread of the flow's task runner."""
+        call = Call(run, self, config, inputs, label)
+        return self._task(call).submit(call, inputs)
+
+    def _task(self, call: Call) -> Any:
+        policy = CacheKeyFnPolicy(cache_key_fn=_record_key).configure(
+            isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=FlockManager(call.run.state / "locks")
+        )
+        return task(
+            _build,
+            name=self.name,
+            task_run_name=call.title,
+            description=self.build.__doc__,
+            tags=[f"stage:{self.name}"],
+            cache_policy=policy,
+            refresh_cache=True,  # take the lock, never believe the record: the body asks the store
+            persist_result=True,
+            result_serializer="json",
+        )
+
+
+def stage(name: str, version: int, show: Show | None = None) -> Callable[[Callable[..., Metrics]], Stage]:
+    """Make a function `(work, config, **inputs) -> Metrics` a stage. Raise `version` by hand when its outcome changes for the same
+    config; `show(title, ref, folder)` presents the artifact to a person, freshly built or not."""
+    return lambda build: Stage(name, version, build, show)
+
+
+def _record_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
+    call: Call = parameters["call"]
+    return f"{call.stage.name}-{call.key}"
+
+
+def _build(call: Call, inputs: Inputs) -> ArtifactRef | State[ArtifactRef]:
+    """The body of every stage's task; runs with the lock of the key held. `inputs` is what the UI draws the graph from."""
+    if found := call.load():
+        say(f"  {call.title:<18} cached")
+        get_run_logger().info("cached: %s", found.uri)
+        return Completed(name="Cached", message=found.uri, data=found)
+    start = time.monotonic()
+    work = Work(call)
+    say(f"  {call.title:<18} starts")
+    metrics = call.stage.build(work, call.config, **inputs)
+    ref = call.run.store.commit(
+        call.stage.name,
+        call.key,
+        work.out,
+        config=call.identity,
+        inputs=flatten(inputs),
+        versions={**work.versions, "stage": str(call.stage.version)},
+        seconds=time.monotonic() - start,
+        metrics=metrics,
+    )
+    if call.stage.show:
+        call.stage.show(call.title, ref, work.out)
+    shutil.rmtree(call.folder)
+    say(f"  {call.title:<18} done in {time.monotonic() - start:.0f} s")
+    return ref
