@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from parallel_r1 import config
@@ -27,7 +28,8 @@ from parallel_r1.markup import (
 )
 from parallel_r1.problems import Problem, clean_answer, draw
 from parallel_r1.procedural import Numbers, parse
-from parallel_r1.tables import Row, SourceError, cell, read_file, read_hub
+from parallel_r1.served import ask_all
+from parallel_r1.tables import SourceError, cell, read_file, read_hub
 
 Progress = Callable[[int, int], None]
 """Called with (finished, of how many)."""
@@ -46,8 +48,9 @@ def generate(
         return
     problems = draw(sets, generation.problems, generation.count, seed)
     if isinstance(teacher, config.OpenAITeacher):
-        raise NotImplementedError("openai teacher")
-    texts = _scripted(teacher, problems, seed, on_progress)
+        texts: Iterable[str] = ask_all(teacher, problems, seed, shard_dir, on_progress)
+    else:
+        texts = _scripted(teacher, problems, seed, on_progress)
     for problem, text in zip(problems, texts, strict=True):
         yield {**asdict(problem), "text": text, "teacher": teacher.type}
 
@@ -57,25 +60,22 @@ def generate(
 
 def _existing(teacher: config.FilesTeacher | config.HubTeacher, count: int | None, on_progress: Progress) -> Iterator[dict[str, Any]]:
     if isinstance(teacher, config.FilesTeacher):
-        rows, where = read_file(teacher.path), teacher.path
+        rows, where, name = read_file(teacher.path), teacher.path, PurePosixPath(teacher.path).stem
     else:
-        rows, where = read_hub(teacher.name, None, teacher.split, teacher.revision), f"hub data set {teacher.name}"
-    chosen = list(rows)[:count]
+        rows, where, name = read_hub(teacher.name, None, teacher.split, teacher.revision), f"hub data set {teacher.name}", teacher.name
+    chosen = list(islice(rows, count))
     if not chosen:
         raise SourceError(f"{where}: holds no trajectories")
     for index, row in enumerate(chosen):
-        yield {**_trajectory_of(row, teacher, where, index), "teacher": teacher.type}
+        yield {
+            "id": str(row.get("id") or f"{name}-{index:05d}"),
+            "problem": str(cell(row, teacher.problem_column, f"{where}: problem_column")),
+            "answer": clean_answer(cell(row, teacher.answer_column, f"{where}: answer_column")),
+            "source": str(row.get("source") or name),
+            "text": str(cell(row, teacher.text_column, f"{where}: text_column")),
+            "teacher": teacher.type,
+        }
         on_progress(index + 1, len(chosen))
-
-
-def _trajectory_of(row: Row, teacher: config.FilesTeacher | config.HubTeacher, where: str, index: int) -> dict[str, str]:
-    return {
-        "id": str(row.get("id", f"trajectory-{index:05d}")),
-        "problem": str(cell(row, teacher.problem_column, f"{where}: problem_column")),
-        "answer": clean_answer(cell(row, teacher.answer_column, f"{where}: answer_column")),
-        "source": str(row.get("source") or where),
-        "text": str(cell(row, teacher.text_column, f"{where}: text_column")),
-    }
 
 
 # --- the scripted teacher -------------------------------------------------------------------------------------------------
