@@ -262,7 +262,7 @@ def test_summary_says_what_rose_and_what_is_not_shown(run: ReportInput) -> None:
     said = lead(build(run).html)
     assert re.search(r"Against sft, the accuracy of rl hard is higher .*on tier3 by \d+\.\d points \(\+\d", said)
     assert "tier1" in said.split("the run shows no difference")[0].split("; on ")[-1], said
-    assert "98.0 %" in said and "another seed" in said
+    assert "98.0\u00a0%" in said and "another seed" in said
 
 
 def flat(label: str, mean: tuple[float, float, float], problems: int, name: str = "t") -> Evaluation:

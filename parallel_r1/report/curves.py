@@ -26,27 +26,35 @@ COLOURS = {"ink": "#000001", "grid": "#000002", "line": "#000003", "main": "#000
 """Stand-ins that matplotlib writes; the page gets var(--name), so that light and dark both work."""
 
 RL_PANELS = (
-    ("reward", "reward", 1.0),
-    ("accuracy", "accuracy, %", 100.0),
-    ("parallel_ratio", "parallel ratio, %", 100.0),
-    ("valid_ratio", "valid blocks, %", 100.0),
-    ("truncated_ratio", "truncated, %", 100.0),
-    ("response_tokens", "response tokens", 1.0),
-    ("entropy", "entropy, nats", 1.0),
+    ("reward", "reward", 1.0, None),
+    ("accuracy", "accuracy, %", 100.0, 100.0),
+    ("parallel_ratio", "parallel ratio, %", 100.0, 100.0),
+    ("valid_ratio", "valid blocks, %", 100.0, 100.0),
+    ("truncated_ratio", "truncated, %", 100.0, 10.0),
+    ("response_tokens", "response tokens", 1.0, None),
+    ("entropy", "entropy, nats", 1.0, None),
 )
+"""Metric, title, factor, and how high the axis reaches from 0 at least (None: as the values have it)."""
+
 GAP_KINDS = ("main", "path", "summary")
 SMOOTH_FROM = 20
+FONT = 10.5
 _LITERAL_TEXT = {"text.parse_math": False}
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its tone names the colour, NaN marks steps without a value."""
+    """A line in as many pieces as there are stages: (steps, values), NaN where a step has no value. The tone names the colour."""
 
     label: str
     tone: str
-    steps: np.ndarray
-    values: np.ndarray
+    pieces: list[tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of all pieces that are known."""
+        joined = np.concatenate([values for _, values in self.pieces])
+        return joined[np.isfinite(joined)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,6 @@ class Panel:
     svg: str
     alt: str
     legend: list[tuple[str, str]] = field(default_factory=list)
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ def supervised_panels(curves: Sequence[Curve]) -> list[Panel]:
     panels = []
     for history in _histories(curves):
         if history.rows and "reward" not in history.rows[-1]:
-            series = [Series("loss", "line", history.steps, history.column("loss"))]
-            panels += _panel(f"{shown(history.label)}: loss", series, [])
+            series = [Series("loss", "line", [(history.steps, history.column("loss"))])]
+            panels += _panel(f"{shown(history.label)}: loss", series)
     return panels
 
 
@@ -86,14 +93,15 @@ def rl_panels(curves: Sequence[Curve]) -> list[Panel]:
     histories = [one for one in _histories(curves) if one.rows and "reward" in one.rows[-1]]
     if not histories:
         return []
-    bounds = np.cumsum([0, *(int(one.steps.max()) for one in histories)])
-    steps = np.concatenate([one.steps + start for one, start in zip(histories, bounds, strict=False)])
-    marks = [(int(start), shown(one.label)) for one, start in zip(histories, bounds, strict=False)]
+    starts = np.cumsum([0, *(one.steps.max() for one in histories[:-1])])
+    marks = [(int(start), shown(one.label)) for one, start in zip(histories, starts, strict=True)]
 
     def line(key: str, scale: float, label: str, tone: str) -> Series:
-        return Series(label, tone, steps, np.concatenate([one.column(key, scale) for one in histories]))
+        return Series(label, tone, [(one.steps + start, one.column(key, scale)) for one, start in zip(histories, starts, strict=True)])
 
-    panels = [panel for key, title, scale in RL_PANELS for panel in _panel(title, [line(key, scale, title, "line")], marks)]
+    panels = []
+    for key, title, scale, top in RL_PANELS:
+        panels += _panel(title, [line(key, scale, title, "line")], marks, top=top)
     for part, title in (("mean", "rollout gap, mean"), ("max", "rollout gap, largest")):
         series = [line(f"rollout_gap/{kind}/{part}", 1.0, kind, kind) for kind in GAP_KINDS]
         panels += _panel(title, series, marks, log=True)
@@ -128,20 +136,21 @@ def _histories(curves: Sequence[Curve]) -> Iterator[_History]:
             yield _History(curve.label, steps, rows)
 
 
-def _panel(title: str, series: list[Series], marks: Sequence[tuple[int, str]], log: bool = False) -> list[Panel]:
+def _panel(
+    title: str, series: list[Series], marks: Sequence[tuple[int, str]] = (), top: float | None = None, log: bool = False
+) -> list[Panel]:
     """One panel, or none where nothing was logged."""
-    known = [one for one in series if np.isfinite(one.values).any()]
+    known = [one for one in series if len(one.values)]
     if not known:
         return []
     legend = [(one.label, one.tone) for one in known] if len(series) > 1 else []
-    smoothed = any(len(one.values) >= SMOOTH_FROM for one in known) and not log
-    note = "thin: each step, bold: running mean" if smoothed else ""
-    alt = f"{title} over steps {int(known[0].steps.min())} to {int(known[0].steps.max())}. {' '.join(_in_words(one, log) for one in known)}"
-    return [Panel(title, _lines(title, known, marks, log), alt, legend, note)]
+    pieces = known[0].pieces
+    alt = f"{title} over steps {pieces[0][0].min():.0f} to {pieces[-1][0].max():.0f}. {' '.join(_in_words(one, log) for one in known)}"
+    return [Panel(title, _lines(title, known, marks, top, log), alt, legend)]
 
 
 def _in_words(series: Series, log: bool) -> str:
-    values = series.values[np.isfinite(series.values)]
+    values = series.values
     write = (lambda value: f"{value:.1e}") if log else (lambda value: written(value, 2))
     return f"{series.label}: starts at {write(values[0])}, ends at {write(values[-1])}, between {write(values.min())} and {write(values.max())}."
 
@@ -150,38 +159,56 @@ def _in_words(series: Series, log: bool) -> str:
 
 
 @rc_context(_LITERAL_TEXT)
-def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], log: bool) -> str:
+def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], top: float | None, log: bool) -> str:
     figure, axes = _axes()
-    if log:
-        axes.set_yscale("log")
     for one in series:
-        values = np.where(one.values > 0, one.values, np.nan) if log else one.values
-        colour = COLOURS[one.tone]
-        smooth = len(values) >= SMOOTH_FROM and not log
-        axes.plot(one.steps, values, color=colour, linewidth=0.8 if smooth else 1.6, alpha=0.4 if smooth else 1, clip_on=False,
-                  marker="o" if len(values) == 1 else None, markersize=4)  # fmt: skip
-        if smooth:
-            axes.plot(one.steps, _running_mean(values), color=colour, linewidth=1.9, clip_on=False, solid_capstyle="round")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        for steps, values in one.pieces:
+            _line(axes, steps, np.where(values > 0, values, np.nan) if log else values, COLOURS[one.tone], smooth=not log)
+    everything = np.concatenate([one.values for one in series])
     if log:
-        axes.yaxis.set_major_locator(LogLocator(numticks=5))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")))
+        _log_axis(axes, everything[everything > 0])
     else:
+        if top is not None:
+            axes.set_ylim(0, max(top, everything.max() * 1.05 if top < 100 else 100))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    axes.set_xlim(0, max(steps.max() for steps, _ in series[0].pieces) + 0.5)
     _mark_stages(axes, marks)
-    axes.set_xlabel("step", color=COLOURS["ink"], fontsize=9, labelpad=2)
+    axes.set_xlabel("step", color=COLOURS["ink"], fontsize=FONT, labelpad=2)
     return _svg(figure, title)
 
 
+def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, smooth: bool) -> None:
+    """A line; a long one faint, with its running mean over it."""
+    smooth = smooth and len(values) >= SMOOTH_FROM
+    lone = len(values) == 1
+    axes.plot(steps, values, color=colour, lw=0.8 if smooth else 1.4, alpha=0.4 if smooth else 1, clip_on=False, marker="o" if lone else None, ms=4)
+    if smooth:
+        axes.plot(steps, _running_mean(values), color=colour, lw=2, clip_on=False, solid_capstyle="round")
+
+
+def _log_axis(axes: Axes, values: np.ndarray) -> None:
+    """Whole decades around the values, at least two ticks."""
+    axes.set_yscale("log")
+    low, high = (math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))) if len(values) else (-8, -6)
+    axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
+    axes.yaxis.set_major_locator(LogLocator(numticks=5))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"1e{round(math.log10(value))}".replace("-", "−")))
+
+
 def _mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
+    """A dotted line where a stage ends, and the names of the stages that are wide enough to hold one."""
     if len(marks) < 2:
         return
-    for start, label in marks:
+    left, right = axes.get_xlim()
+    ends = [*(start for start, _ in marks[1:]), right]
+    for (start, label), end in zip(marks, ends, strict=True):
         if start:
-            axes.axvline(start + 0.5, color=COLOURS["ink"], linewidth=0.8, linestyle=(0, (2, 3)), clip_on=False)
-        axes.text(start + 1, 1.03, label, transform=axes.get_xaxis_transform(), color=COLOURS["ink"], fontsize=8.5, va="bottom", clip_on=False)
+            axes.axvline(start + 0.5, color=COLOURS["ink"], lw=0.8, linestyle=(0, (2, 3)), clip_on=False)
+        if (end - start) / (right - left) > 0.022 * len(_short(label)):
+            axes.text(start + 0.5, 1.03, f" {_short(label)}", transform=axes.get_xaxis_transform(), color=COLOURS["ink"], fontsize=FONT, va="bottom")
 
 
 @rc_context(_LITERAL_TEXT)
@@ -189,15 +216,16 @@ def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
     figure, axes = _axes()
     places = np.arange(len(points))
     values = [one.value * 100 for _, one in points]
-    axes.plot(places, values, color=COLOURS["line"], linewidth=1, alpha=0.4, clip_on=False)
+    axes.plot(places, values, color=COLOURS["line"], lw=1, alpha=0.4, clip_on=False)
     for place, (_, one) in zip(places, points, strict=True):
         if one.bounded:
-            axes.plot([place, place], [one.low * 100, one.high * 100], color=COLOURS["line"], linewidth=5, alpha=0.3, clip_on=False)
-        axes.plot([place], [one.value * 100], color=COLOURS["line"], marker="o", markersize=6, clip_on=False)
-        axes.annotate(one.percent(), (place, one.value * 100), (8, 0), textcoords="offset points", color=COLOURS["ink"], fontsize=9, va="center")
+            axes.plot([place, place], [one.low * 100, one.high * 100], color=COLOURS["line"], lw=5, alpha=0.3, clip_on=False)
+        roof = one.high if one.bounded else one.value
+        axes.plot([place], [one.value * 100], color=COLOURS["line"], marker="o", ms=6, clip_on=False)
+        axes.annotate(one.percent(), (place, roof * 100), (0, 6), textcoords="offset points", color=COLOURS["ink"], fontsize=FONT, ha="center")
     top = max([5.0, *values, *(one.high * 100 for _, one in points if one.bounded)])
-    axes.set_ylim(0, min(100.0, top * 1.15))
-    axes.set_xlim(-0.4, len(points) - 0.35)
+    axes.set_ylim(0, min(100.0, top))
+    axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set_xticks(places, [_short(label) for label, _ in points])
     axes.yaxis.set_major_locator(MaxNLocator(4))
     return _svg(figure, f"accuracy {name}")
@@ -209,12 +237,12 @@ def _short(label: str) -> str:
 
 def _axes() -> tuple[Figure, Axes]:
     figure = Figure(figsize=(4.4, 2.3))
-    axes = figure.add_axes((0.115, 0.17, 0.86, 0.73))
+    axes = figure.add_axes((0.115, 0.19, 0.86, 0.69))
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(COLOURS["grid"])
-    axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8, clip_on=False)
+    axes.grid(axis="y", color=COLOURS["grid"], lw=0.8, clip_on=False)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, labelcolor=COLOURS["ink"], pad=4)
+    axes.tick_params(length=0, labelsize=FONT, labelcolor=COLOURS["ink"], pad=4)
     return figure, axes
 
 

@@ -16,6 +16,7 @@ FEWEST_PROBLEMS = 10
 """With fewer problems a bootstrap interval is too short to be believed, so no claim is made from one."""
 
 RESAMPLES = 2000
+PERCENT = "\u00a0%"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def summary(evaluations: Sequence[Evaluation], found: Sequence[Change], seconds:
     sentences += _form(measured)
     if math.isfinite(seconds) and seconds > 0:
         sentences.append(f"All stages together took {duration(seconds)}.")
-    sentences.append("Intervals are 95 %, over the problems of a set: they say nothing about another seed of the training, of which this is one run.")
+    sentences.append(f"Intervals are 95{PERCENT}, over the problems of a set: they say nothing about another seed of the training, of which this is one run.")
     return sentences
 
 
@@ -120,7 +121,7 @@ def _levels(evaluation: Evaluation) -> str:
 
 
 def _with_interval(one: Estimate) -> str:
-    return f"{one.percent()} % ({one.percents()})" if one.bounded else f"{one.percent()} %"
+    return f"{one.percent()}{PERCENT} ({one.percents()})" if one.bounded else f"{one.percent()}{PERCENT}"
 
 
 def _compare(before: Evaluation, after: Evaluation, found: Sequence[Change]) -> str:
@@ -132,17 +133,17 @@ def _compare(before: Evaluation, after: Evaluation, found: Sequence[Change]) -> 
         parts = [f"on {one.set} by {_points(one, after)}" for one in mine if one.verdict == verdict]
         if parts:
             clauses.append(f"is {verdict} {_listed(parts)}")
-    rest = [f"{one.set} ({signed(one.difference.value * 100)} points, {_span(one)})" for one in mine if one.verdict == "not shown"]
+    rest = [f"{one.set} ({_span(one)})" for one in mine if one.verdict == "not shown"]
     opening = f"Against {before.label}, the accuracy of {after.label}"
     if not clauses:
-        return f"{opening} shows no difference that its intervals carry: {_listed(rest)}."
+        return f"{opening} shows no difference that the intervals carry: {_listed(rest)}."
     tail = f"; on {_listed(rest)} the run shows no difference" if rest else ""
     return f"{opening} {', and '.join(clauses)}{tail}."
 
 
 def _points(one: Change, after: Evaluation) -> str:
     level = estimate(set_metrics(after, one.set), "mean")
-    return f"{abs(one.difference.value) * 100:.1f} points ({_span(one)}) to {level.percent()} %"
+    return f"{abs(one.difference.value) * 100:.1f} points ({_span(one)}) to {level.percent()}{PERCENT}"
 
 
 def _span(one: Change) -> str:

@@ -106,14 +106,14 @@ def _tables(report: ReportInput, found: list[outcome.Change], indexes: list[roll
 def _facts(config: PipelineConfig) -> list[tuple[str, str]]:
     student = config.student
     scratch = isinstance(student, ScratchStudent)
-    facts = [("student", "a small model trained from scratch" if scratch else rollouts.shown(student.name))]
+    facts = [("seed", str(config.seed)), ("student", "a small model trained from scratch" if scratch else rollouts.shown(student.name))]
     if config.generate:
         teacher = config.generate.teacher
         scripted = isinstance(teacher, ScriptedTeacherConfig)
         facts.append(("teacher", "a script, not a model" if scripted else rollouts.shown(getattr(teacher, "model", None) or teacher.type)))
     if config.rl:
         facts.append(("rl", ", then ".join(f"{stage.name} ({stage.reward.replace('_', ' ')}, {stage.steps} steps)" for stage in config.rl)))
-    return [*facts, ("seed", str(config.seed))]
+    return facts
 
 
 def _samples(report: ReportInput, place: int, found: rollouts.RolloutIndex) -> _Samples:

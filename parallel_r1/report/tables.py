@@ -20,11 +20,13 @@ FORM = {"parallel_ratio": "parallel ratio", "valid_ratio": "valid blocks", "trun
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its main text, what stands small under it, and how it is marked (best, higher, lower, published)."""
+    """A cell: its main text, what stands small under it, and how it is marked (higher, lower, published, ...)."""
 
     text: str
     note: str = ""
     tone: str = ""
+    bar: float = 0.0
+    """A bar of this many percent of its column, where one is wanted."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,18 @@ def results(evaluations: Sequence[Evaluation]) -> Table:
     averaged = len(names) > 1
     columns += [Cell("mean", "over sets")] * averaged + [Cell(title, "mean over sets" if averaged else "") for title in FORM.values()]
     rows = [_result_row(evaluation, names, averaged) for evaluation in evaluations]
-    notes = ["Large: mean@k in percent, the share of right rollouts. Small: its 95 % interval over problems, and the unbiased pass@k."]
+    notes = ["Mean@k in percent, the share of right rollouts, with its 95 % interval over problems, and the unbiased pass@k."]
     notes.append("Valid blocks: rollouts with at least one block and no fault in the markup. Truncated: cut off by the token limit.")
+    if any(one.bounded and one.half == 0 for one in _all_estimates(evaluations, names)):
+        notes.append("An interval without width, such as 0.0 to 0.0, says that all problems came out alike, not that the true share is exactly that.")
     theirs = _published_rows(names, averaged)
     if theirs:
-        notes += [f"Published rows: {published.SOURCE}, {published.STUDENT}, other hardware and full sets.", *map(_sentence, published.CAVEATS)]
+        notes += [f"Published rows: {published.SOURCE}, its student {published.STUDENT} on full sets: compare students and sizes before numbers.", *map(_sentence, published.CAVEATS)]
     return Table("Results", columns, rows + theirs, notes)
+
+
+def _all_estimates(evaluations: Sequence[Evaluation], names: Sequence[str]) -> list[Estimate]:
+    return [estimate(set_metrics(one, name), metric) for one in evaluations for name in names for metric in ("mean", *FORM)]
 
 
 def _sentence(text: str) -> str:
@@ -185,7 +193,7 @@ def funnel(metrics: Mapping[str, float]) -> Table:
         share = count / seen * 100 if seen > 0 else math.nan
         tone = title if title in ("seen", "kept") else "rejected"
         label = title if tone == title else f"rejected: {shown(title).replace('_', ' ')}"
-        rows.append(Row(Cell(label, tone=tone), [Cell(written(count, 0)), Cell(written(share), tone=tone)]))
+        rows.append(Row(Cell(label, tone=tone), [Cell(written(count, 0)), Cell(written(share), bar=share if math.isfinite(share) else 0)]))
     gone, counted = seen - number(metrics.get("kept")), math.fsum(faults.values())
     notes = ["A trajectory may have several faults and is counted under each."] if counted > gone else []
     return Table("From the teacher to the student", [Cell("trajectories"), Cell("count"), Cell("percent of seen")], rows, notes)
