@@ -1,6 +1,6 @@
 """The paper's numbers (arXiv 2509.07980), once, as data: percents as printed, never recomputed.
 
-Source: tables 2 to 5 as noted in the project's method notes, section 2. Differences that matter when reading them beside ours are in `CAVEATS`.
+Source: the paper's results tables, as the project's method notes give them (section 2). `CAVEATS` says what to mind beside ours.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ class Published:
     note: str = ""
 
 
-def _row(recipe: str, scores: tuple[float, ...], mean: float, ratio: float | None, passes: tuple[float, ...] = (), note: str = "") -> Published:
-    return Published(recipe, dict(zip(BENCHMARKS, scores, strict=True)), dict(zip(BENCHMARKS, passes, strict=False)), mean, ratio, note)
+def _row(
+    recipe: str, scores: tuple[float, ...], mean: float, ratio: float | None, passes: tuple[float, ...] = (), note: str = ""
+) -> Published:
+    by_set, passed = dict(zip(BENCHMARKS, scores, strict=True)), dict(zip(BENCHMARKS, passes, strict=False))
+    return Published(recipe, by_set, passed, mean, ratio, note)
 
 
 ROWS = (

@@ -21,7 +21,8 @@ from parallel_r1.report.numbers import Estimate, duration, mean_of, signed, writ
 from parallel_r1.report.rollouts import Block, Main, lay_out, shown
 
 ROOT = Path(__file__).parents[1]
-HOSTILE = '<script>alert(1)</script></div><img src="http://evil/x.png" onerror=x> </details>\x00\x1b[31m \u202e \ud800 | `x` {{ 7*7 }} </style> $\\nope$'
+HOSTILE = '<script>alert(1)</script></div><img src="http://evil/x.png" onerror=x> </details>'
+HOSTILE += "\x00\x1b[31m \u202e \ud800 | `x` {{ 7*7 }} </style> $\\nope$"
 LEVELS = {"base": (0.8, 0.62, 0.55), "sft": (0.86, 0.72, 0.42), "rl easy": (0.86, 0.75, 0.52), "rl hard": (0.85, 0.86, 0.79)}
 FORM = {"base": (0.0, 0.0), "sft": (0.9, 0.84), "rl easy": (0.97, 0.93), "rl hard": (1.0, 0.98)}
 
@@ -42,7 +43,8 @@ def rollout(name: str, problem: int, sample: int, correct: bool, block: bool) ->
     if block:
         segments += [{"kind": "path", "block": 0, "path": 0, "text": path}]
         segments += [{"kind": "path", "block": 0, "path": 1, "text": "Gains first. 12+5=17;17-3=" + ("14." if correct else "15.")}]
-        segments += [{"kind": "summary", "block": 0, "path": None, "text": "Both give 14." if correct else "One gives 14, one gives 15. Take 15."}]
+        said = "Both give 14." if correct else "One gives 14, one gives 15. Take 15."
+        segments += [{"kind": "summary", "block": 0, "path": None, "text": said}]
         segments += [{"kind": "main", "block": None, "path": None, "text": f"\nFinal Answer: {14 if correct else 15}"}]
     return {
         "set": name, "problem_id": f"{name}-{problem}", "problem": "Tom has 12 apples. He buys 5. Then he loses 3. How many apples now?",
@@ -61,13 +63,15 @@ def evaluation(folder: Path, label: str, names: tuple[str, ...] = ("tier1", "tie
         chances = [min(1.0, max(0.0, random.gauss(level, 0.15))) for _ in range(problems)]
         mine = [rollout(name, i, k, random.random() < chances[i], random.random() < valid) for i in range(problems) for k in range(4)]
         mean = sum(row["correct"] for row in mine) / len(mine)
-        metrics = {"mean": share(mean, problems), "pass@4": share(1 - (1 - mean) ** 3, problems), "parallel_ratio": share(parallel, problems)}
-        metrics |= {"valid_ratio": share(valid, problems), "truncated_ratio": share(0.01, problems)}
-        metrics |= {"response_tokens": {"value": 71.2, "low": 70.1, "high": 72.0}, "critical_path_tokens": {"value": 47.9, "low": 47.0, "high": 49.0}}
+        shares = {"mean": mean, "pass@k": 1 - (1 - mean) ** 3, "parallel_ratio": parallel, "valid_ratio": valid, "truncated_ratio": 0.01}
+        metrics = {metric: share(value, problems) for metric, value in shares.items()}
+        metrics["response_tokens"] = {"value": 71.2, "low": 70.1, "high": 72.0}
+        metrics["critical_path_tokens"] = {"value": 47.9, "low": 47.0, "high": 49.0}
         sets[name] = {"problems": problems, "samples": 4, "metrics": metrics}
         rows += mine
     path = write(folder / f"rollouts-{label}.jsonl", rows)
-    return Evaluation(label, {"engine": "vllm 0.31.0", "seconds": 12.0, "sampled_tokens": 5, "tokens_per_second": 3210.4, "sets": sets}, path)
+    speed = {"engine": "vllm 0.31.0", "seconds": 12.0, "sampled_tokens": 38_525, "tokens_per_second": 3210.4}
+    return Evaluation(label, speed | {"sets": sets}, path)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -81,8 +85,9 @@ def rl_steps(steps: int, start: float, end: float) -> list[dict[str, Any]]:
     rows = []
     for step in range(1, steps + 1):
         level = start + (end - start) * step / steps + random.gauss(0, 0.04)
-        row: dict[str, Any] = {"step": step, "loss": random.gauss(0, 0.01), "reward": 2 * level - 1, "accuracy": level, "parallel_ratio": 0.97}
-        row |= {"valid_ratio": 0.9 + 0.08 * step / steps, "truncated_ratio": 0.01, "response_tokens": 75 - step / 10, "entropy": 0.5 - 0.3 * step / steps}
+        row: dict[str, Any] = {"step": step, "loss": random.gauss(0, 0.01), "reward": 2 * level - 1, "accuracy": level}
+        row |= {"parallel_ratio": 0.97, "valid_ratio": 0.9 + 0.08 * step / steps, "truncated_ratio": 0.01}
+        row |= {"response_tokens": 75 - step / 10, "entropy": 0.5 - 0.3 * step / steps}
         for kind in ("main", "path", "summary"):
             row |= {f"rollout_gap/{kind}/mean": random.uniform(1, 3) * 1e-7, f"rollout_gap/{kind}/max": random.uniform(1, 4) * 1e-6}
         rows.append(row)
@@ -94,20 +99,22 @@ def demo(folder: Path) -> ReportInput:
     random.seed(1)
     loss = [[{"step": i, "loss": 3 * math.exp(-i / 90) + 0.3 + random.gauss(0, 0.02)} for i in range(1, n + 1)] for n in (850, 450)]
     versions = {"torch": "2.9.0", "transformers": "5.3.0", "trl": "1.2.0", "vllm": "0.31.0", "python": "3.11.9"}
-    stages = [
-        StageRun(stage, label, f"{i:02d}c0ffee5eed1234deadbeef", seconds, versions if i > 4 else {"python": "3.11.9"}, {"tokens_per_second": 4321.0 * i})
-        for i, (stage, label, seconds) in enumerate(
-            [("prepare", "tier1", 0.4), ("prepare", "tier2", 0.4), ("base", "base", 58.2), ("generate", "generate", 2.1), ("filter", "filter", 1.9),
-             ("sft", "sft", 61.4), ("rl", "rl easy", 44.0), ("rl", "rl hard", 161.0), ("evaluate", "base", 21.0), ("evaluate", "rl hard", 25.0)]
-        )
+    built = [
+        ("prepare", "tier1", 0.4), ("prepare", "tier2", 0.4), ("base", "base", 58.2), ("generate", "generate", 2.1),
+        ("filter", "filter", 1.9),        ("sft", "sft", 61.4), ("rl", "rl easy", 44.0), ("rl", "rl hard", 161.0), ("evaluate", "base", 21.0), ("evaluate", "rl hard", 25.0),
     ]  # fmt: skip
+    stages = [
+        StageRun(stage, label, f"{i:02d}c0ffee5eed1234deadbeef", seconds, versions, {"tokens_per_second": 4321.0} if stage == "sft" else {})
+        for i, (stage, label, seconds) in enumerate(built)
+    ]
     curves = [
         Curve("base", write(folder / "base.jsonl", loss[0])),
         Curve("sft", write(folder / "sft.jsonl", loss[1])),
         Curve("rl easy", write(folder / "easy.jsonl", rl_steps(10, 0.6, 0.75))),
         Curve("rl hard", write(folder / "hard.jsonl", rl_steps(40, 0.5, 0.85))),
     ]
-    funnel = {"seen": 8450, "kept": 7203, "rejected_unclosed_path": 213, "rejected_no_summary": 208, "rejected_wrong_answer": 431, "rejected_cut": 395}
+    faults = {"rejected_unclosed_path": 213, "rejected_no_summary": 208, "rejected_wrong_answer": 431, "rejected_cut": 395}
+    funnel = {"seen": 8450, "kept": 7203, **faults}
     evaluations = [evaluation(folder, label) for label in LEVELS]
     return ReportInput("demo", schema.load(ROOT / "pipeline_config.yaml"), stages, evaluations, curves, funnel)
 
@@ -192,7 +199,8 @@ def test_same_run_gives_the_same_bytes(run: ReportInput) -> None:
 
 
 def test_hostile_text_is_shown_as_text(run: ReportInput, tmp_path: Path) -> None:
-    row = rollout("tier1", 1, 0, True, True) | {"problem": HOSTILE, "answer": HOSTILE, "extracted": HOSTILE, "faults": [HOSTILE], "set": HOSTILE}
+    row = rollout("tier1", 1, 0, True, True) | dict.fromkeys(("problem", "answer", "extracted", "set", "problem_id"), HOSTILE)
+    row["faults"] = [HOSTILE]
     for segment in row["segments"]:
         segment["text"] = HOSTILE
     sets = {HOSTILE: {"problems": 60, "samples": 1, "metrics": {"mean": share(0.5, 60)}}}
@@ -201,7 +209,8 @@ def test_hostile_text_is_shown_as_text(run: ReportInput, tmp_path: Path) -> None
     curve = Curve(HOSTILE, write(tmp_path / "m.jsonl", rl_steps(3, 0, 1)))
     other = Curve(HOSTILE + "2", write(tmp_path / "m2.jsonl", rl_steps(3, 0, 1)))
     loss = Curve(HOSTILE, write(tmp_path / "l.jsonl", [{"step": 1, "loss": 1.0}]))
-    made = build(replace(run, name=HOSTILE, evaluations=[hostile], stages=[stage], curves=[curve, other, loss], funnel={"seen": 1, f"rejected_{HOSTILE}": 1}))
+    funnel = {"seen": 1, f"rejected_{HOSTILE}": 1}
+    made = build(replace(run, name=HOSTILE, evaluations=[hostile], stages=[stage], curves=[curve, other, loss], funnel=funnel))
     page = check_page(made.html)
     assert "<script>alert(1)</script>" in "".join(page.words) and "{{ 7*7 }}" in "".join(page.words)
     assert "\x00" not in made.html and "<script" not in made.markdown and "<img" not in made.markdown
@@ -211,7 +220,7 @@ def test_hostile_text_is_shown_as_text(run: ReportInput, tmp_path: Path) -> None
 @pytest.mark.parametrize("change, reason", [
     ({"evaluations": []}, "nothing evaluated"),
     ({"evaluations": [Evaluation("base", {})]}, "an evaluation without results"),
-    ({"evaluations": [Evaluation("base", {"sets": {"t": {"problems": 30, "samples": 1, "metrics": {}}}}, Path("/nowhere.jsonl"))]}, "no metrics, no rollouts"),
+    ({"evaluations": [Evaluation("base", {"sets": {"t": {"problems": 30, "metrics": {}}}}, Path("/nowhere.jsonl"))]}, "nothing measured"),
     ({"stages": [], "curves": [], "funnel": None}, "nothing but results"),
     ({"funnel": {"seen": 0, "kept": 0}}, "an empty funnel divides nothing by zero"),
     ({"curves": [Curve("gone", Path("/nowhere.jsonl"))]}, "a curve that was not kept"),
@@ -235,12 +244,14 @@ def test_shorter_pipelines(run: ReportInput, changes: dict[str, Any], reason: st
 def test_metrics_that_are_no_numbers(run: ReportInput, tmp_path: Path) -> None:
     rows = [{"step": 1, "loss": math.nan}, {"step": 2, "loss": None}, {"step": 3}, {"step": 4, "loss": 1.0}, {"step": 5, "loss": "x"}]
     never = [{"step": 1, "reward": math.nan, "rollout_gap/main/max": 0.0}]
-    sets = {"tier1": {"problems": 60, "samples": 4, "metrics": {"mean": {"value": math.nan, "low": math.nan, "high": None}, "valid_ratio": 0.5}}}
+    unknown = {"value": math.nan, "low": math.nan, "high": None}
+    sets = {"tier1": {"problems": 60, "samples": 4, "metrics": {"mean": unknown, "valid_ratio": 0.5}}}
     curves = [Curve("sft", write(tmp_path / "a.jsonl", rows)), Curve("rl", write(tmp_path / "b.jsonl", never))]
     made = build(replace(run, curves=curves, evaluations=[run.evaluations[0], Evaluation("sft", {"sets": sets})]))
     check_page(made.html)
     json.dumps(made.results, allow_nan=False)
-    assert {"checkpoint": "sft", "set": "tier1", "metric": "mean", "value": None, "low": None, "high": None, "problems": 60, "samples": 4} in made.results["rows"]
+    nothing = {"value": None, "low": None, "high": None}
+    assert {"checkpoint": "sft", "set": "tier1", "metric": "mean", "problems": 60, "samples": 4, **nothing} in made.results["rows"]
 
 
 def test_broken_jsonl_names_file_and_line(run: ReportInput, tmp_path: Path) -> None:
@@ -275,7 +286,7 @@ def flat(label: str, mean: tuple[float, float, float], problems: int, name: str 
     ((0.2, 0.15, 0.25), (0.5, 0.45, 0.55), 100, "is higher", "intervals far apart"),
     ((0.5, 0.45, 0.55), (0.2, 0.15, 0.25), 100, "is lower", "a loss is said as plainly"),
     ((0.4, 0.3, 0.5), (0.45, 0.35, 0.55), 100, "shows no difference", "intervals overlap"),
-    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 1, "too few for an interval", "one problem: a bootstrap over it has no width, which is no certainty"),
+    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 1, "too few for an interval", "one problem: no width is no certainty"),
     ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 100, "shows no difference", "nothing right before or after"),
     ((0.2, math.nan, math.nan), (0.9, math.nan, math.nan), 100, "no interval", "no intervals, no claim"),
 ])  # fmt: skip
@@ -327,9 +338,12 @@ def test_published_rows_agree_with_themselves(row: published.Published) -> None:
     assert len(row.scores) == 4 and sum(row.scores.values()) / 4 == pytest.approx(row.mean, abs=0.06)
 
 
-@pytest.mark.parametrize("names", [("tier1",), ("tier1", "tier2", "tier3"), published.BENCHMARKS, ("a" * 50, "b" * 50, "c\nd", "e|f", "g", "h")])
+@pytest.mark.parametrize(
+    "names", [("tier1",), ("tier1", "tier2", "tier3"), published.BENCHMARKS, ("a" * 50, "b" * 50, "c\nd", "e|f", "g", "h")]
+)
 def test_terminal_table_fits(tmp_path: Path, names: tuple[str, ...]) -> None:
-    text = results_table([evaluation(tmp_path, label, names, 12) for label in (*LEVELS, "a very long label of a checkpoint that somebody set")])
+    labels = (*LEVELS, "a very long label of a checkpoint that somebody set")
+    text = results_table([evaluation(tmp_path, label, names, 12) for label in labels])
     assert max(map(len, text.splitlines())) <= 120
     assert re.search(r"rl hard +\d+\.\d ±\d+\.\d", text)
 

@@ -1,4 +1,4 @@
-"""Small multiples as inline SVG: every panel is a picture of its own, so that they flow on any width. Colours are CSS variables of the page."""
+"""Small multiples as inline SVG: every panel is a picture of its own, so that they flow on any width; colours are the page's."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def rl_panels(curves: Sequence[Curve]) -> list[Panel]:
     marks = [(int(start), shown(one.label)) for one, start in zip(histories, starts, strict=True)]
 
     def line(key: str, scale: float, label: str, tone: str) -> Series:
+        """A metric over all stages."""
         return Series(label, tone, [(one.steps + start, one.column(key, scale)) for one, start in zip(histories, starts, strict=True)])
 
     panels = []
@@ -152,7 +153,8 @@ def _panel(
 def _in_words(series: Series, log: bool) -> str:
     values = series.values
     write = (lambda value: f"{value:.1e}") if log else (lambda value: written(value, 2))
-    return f"{series.label}: starts at {write(values[0])}, ends at {write(values[-1])}, between {write(values.min())} and {write(values.max())}."
+    first, last, low, high = (write(value) for value in (values[0], values[-1], values.min(), values.max()))
+    return f"{series.label}: starts at {first}, ends at {last}, between {low} and {high}."
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------------
@@ -182,8 +184,8 @@ def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]
 def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, smooth: bool) -> None:
     """A line; a long one faint, with its running mean over it."""
     smooth = smooth and len(values) >= SMOOTH_FROM
-    lone = len(values) == 1
-    axes.plot(steps, values, color=colour, lw=0.8 if smooth else 1.4, alpha=0.4 if smooth else 1, clip_on=False, marker="o" if lone else None, ms=4)
+    width, alpha, marker = (0.8, 0.4, None) if smooth else (1.4, 1, "o" if len(values) == 1 else None)
+    axes.plot(steps, values, color=colour, lw=width, alpha=alpha, marker=marker, ms=4, clip_on=False)
     if smooth:
         axes.plot(steps, _running_mean(values), color=colour, lw=2, clip_on=False, solid_capstyle="round")
 
@@ -208,7 +210,8 @@ def _mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
         if start:
             axes.axvline(start + 0.5, color=COLOURS["ink"], lw=0.8, linestyle=(0, (2, 3)), clip_on=False)
         if (end - start) / (right - left) > 0.022 * len(_short(label)):
-            axes.text(start + 0.5, 1.03, f" {_short(label)}", transform=axes.get_xaxis_transform(), color=COLOURS["ink"], fontsize=FONT, va="bottom")
+            where = axes.get_xaxis_transform()
+            axes.text(start + 0.5, 1.03, f" {_short(label)}", transform=where, color=COLOURS["ink"], fontsize=FONT, va="bottom")
 
 
 @rc_context(_LITERAL_TEXT)
@@ -218,11 +221,12 @@ def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
     values = [one.value * 100 for _, one in points]
     axes.plot(places, values, color=COLOURS["line"], lw=1, alpha=0.4, clip_on=False)
     for place, (_, one) in zip(places, points, strict=True):
+        roof = one.high if one.bounded else one.value
         if one.bounded:
             axes.plot([place, place], [one.low * 100, one.high * 100], color=COLOURS["line"], lw=5, alpha=0.3, clip_on=False)
-        roof = one.high if one.bounded else one.value
         axes.plot([place], [one.value * 100], color=COLOURS["line"], marker="o", ms=6, clip_on=False)
-        axes.annotate(one.percent(), (place, roof * 100), (0, 6), textcoords="offset points", color=COLOURS["ink"], fontsize=FONT, ha="center")
+        look = {"color": COLOURS["ink"], "fontsize": FONT, "ha": "center"}
+        axes.annotate(one.percent(), (place, roof * 100), (0, 6), textcoords="offset points", **look)
     top = max([5.0, *values, *(one.high * 100 for _, one in points if one.bounded)])
     axes.set_ylim(0, min(100.0, top))
     axes.set_xlim(-0.5, len(points) - 0.5)

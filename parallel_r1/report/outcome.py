@@ -111,8 +111,8 @@ def summary(evaluations: Sequence[Evaluation], found: Sequence[Change], seconds:
     sentences += _form(measured)
     if math.isfinite(seconds) and seconds > 0:
         sentences.append(f"All stages together took {duration(seconds)}.")
-    sentences.append(f"Intervals are 95{PERCENT}, over the problems of a set: they say nothing about another seed of the training, of which this is one run.")
-    return sentences
+    closing = f"Intervals are 95{PERCENT}, over the problems of a set; they say nothing about another seed, and this is one run."
+    return [*sentences, closing]
 
 
 def _levels(evaluation: Evaluation) -> str:

@@ -21,11 +21,13 @@ from parallel_r1.report.numbers import Estimate, estimate, number
 from parallel_r1.report.tables import Table, as_markdown, escape_markdown
 
 NOT_SHOWN_AT_THIS_SCALE = (
-    "That parallel thinking beats sequential rl. In trial runs of this recipe, GRPO without any block was more accurate after as many steps; "
-    "this run has no such twin to compare with.",
-    "That the alternating reward keeps the parallel ratio up while accuracy grows. In trial runs the ratio fell as it does under accuracy alone.",
+    "That parallel thinking beats sequential rl. In trial runs of this recipe, GRPO without any block was more accurate "
+    "after as many steps; this run has no such twin to compare with.",
+    "That the alternating reward keeps the parallel ratio up while accuracy grows. "
+    "In trial runs the ratio fell as it does under accuracy alone.",
     "That blocks move to a later place in the response as training goes on. In trial runs they moved to its very start.",
-    "A level to count on: models of this size differ by up to 30 points between seeds after sft. Look at gains within a run, not at levels.",
+    "A level to count on: models of this size differ by up to 30 points between seeds after sft. "
+    "Look at gains within a run, not at levels.",
 )
 
 

@@ -51,19 +51,20 @@ class Table:
 
 
 def results(evaluations: Sequence[Evaluation]) -> Table:
-    """Checkpoints by sets: mean@k with interval and pass@k, then the shares that tell of the form; the paper's rows below, if comparable."""
+    """Checkpoints by sets: mean@k with interval and pass@k, then the shares that tell of the form; below, the paper's rows."""
     names = set_names(evaluations)
     columns = [Cell("checkpoint"), *(Cell(shown(name), _size(evaluations, name)) for name in names)]
     averaged = len(names) > 1
-    columns += [Cell("mean", "over sets")] * averaged + [Cell(title, "mean over sets" if averaged else "") for title in FORM.values()]
+    columns += [Cell("mean", "over sets")] * averaged + [Cell(title, "over sets" if averaged else "") for title in FORM.values()]
     rows = [_result_row(evaluation, names, averaged) for evaluation in evaluations]
     notes = ["Mean@k in percent, the share of right rollouts, with its 95 % interval over problems, and the unbiased pass@k."]
     notes.append("Valid blocks: rollouts with at least one block and no fault in the markup. Truncated: cut off by the token limit.")
     if any(one.bounded and one.half == 0 for one in _all_estimates(evaluations, names)):
-        notes.append("An interval without width, such as 0.0 to 0.0, says that all problems came out alike, not that the true share is exactly that.")
+        notes.append("An interval without width, such as 0.0 to 0.0, says that all problems came out alike, no more.")
     theirs = _published_rows(names, averaged)
     if theirs:
-        notes += [f"Published rows: {published.SOURCE}, its student {published.STUDENT} on full sets: compare students and sizes before numbers.", *map(_sentence, published.CAVEATS)]
+        notes.append(f"Published rows: {published.SOURCE}, {published.STUDENT} on full sets: compare students and sizes before numbers.")
+        notes += map(_sentence, published.CAVEATS)
     return Table("Results", columns, rows + theirs, notes)
 
 
@@ -142,7 +143,7 @@ def differences(found: Sequence[Change]) -> Table:
         rows.append(Row(Cell(shown(f"{before} → {after}")), [_difference(by_set.get(name)) for name in names]))
     notes = ["In points of mean@k, with the 95 % interval of the difference. Coloured only where the interval leaves out zero."]
     if any(one.paired for one in found):
-        notes.append(f"Paired: resampled over the problems of a set. {len(found)} comparisons, each at 95 %, not corrected for their number.")
+        notes.append(f"Paired: resampled over the problems of a set. {len(found)} comparisons at 95 % each, not corrected for number.")
     if any(not one.paired for one in found):
         notes.append("Unpaired: computed from the two intervals, since the rollouts of the same problems are not at hand.")
     return Table("Differences between checkpoints", [Cell("from → to"), *(Cell(shown(name)) for name in names)], rows, notes)
@@ -171,7 +172,7 @@ def by_set(evaluations: Sequence[Evaluation], indexes: Sequence[RolloutIndex]) -
             cells += [_plain(estimate(metrics, metric)) for metric in ("response_tokens", "critical_path_tokens")]
             cells.append(Cell(written(found.position(name) * 100)))
             rows.append(Row(Cell(shown(evaluation.label), shown(name)), cells))
-    notes = ["Percent, but for tokens: all tokens of a response, and the longest chain of tokens that had to be sampled one after the other."]
+    notes = ["Percent, but for tokens: all tokens of a response, and the longest chain that had to be sampled one by one."]
     notes.append("First block at: where the first block starts, in percent of the response; mean over rollouts that have one.")
     return Table("Every set on its own", [Cell(title) for title in columns], rows, notes)
 
@@ -205,7 +206,8 @@ def stages(runs: Sequence[StageRun], evaluations: Sequence[Evaluation]) -> Table
     rows = []
     for run in runs:
         speed = run.metrics.get("tokens_per_second", speeds.get(run.label) if run.stage == "evaluate" else None)
-        cells = [Cell(duration(number(run.seconds))), Cell(written(number(speed), 0)), Cell(shown(run.key[:12]), tone="code"), versions(run)]
+        cells = [Cell(duration(number(run.seconds))), Cell(written(number(speed), 0))]
+        cells += [Cell(shown(run.key[:12]), tone="code"), versions(run)]
         rows.append(Row(Cell(shown(run.stage), shown(run.label) if run.label != run.stage else ""), cells))
     total = math.fsum(seconds for run in runs if math.isfinite(seconds := number(run.seconds)))
     rows.append(Row(Cell("all stages", tone="total"), [Cell(duration(total), tone="total"), *[Cell("", tone="total")] * 3]))
@@ -271,5 +273,6 @@ def _block(columns: Sequence[Sequence[str]], first: int) -> str:
     widths = [first, *(max(map(len, column)) for column in columns[1:])]
     lines = []
     for row in zip(*columns, strict=True):
-        lines.append("  ".join([row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]).rstrip())
+        numbers = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(first), *numbers]).rstrip())
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
