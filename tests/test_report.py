@@ -101,7 +101,8 @@ def demo(folder: Path) -> ReportInput:
     versions = {"torch": "2.9.0", "transformers": "5.3.0", "trl": "1.2.0", "vllm": "0.31.0", "python": "3.11.9"}
     built = [
         ("prepare", "tier1", 0.4), ("prepare", "tier2", 0.4), ("base", "base", 58.2), ("generate", "generate", 2.1),
-        ("filter", "filter", 1.9),        ("sft", "sft", 61.4), ("rl", "rl easy", 44.0), ("rl", "rl hard", 161.0), ("evaluate", "base", 21.0), ("evaluate", "rl hard", 25.0),
+        ("filter", "filter", 1.9), ("sft", "sft", 61.4), ("rl", "rl easy", 44.0), ("rl", "rl hard", 161.0),
+        ("evaluate", "base", 21.0), ("evaluate", "rl hard", 25.0),
     ]  # fmt: skip
     stages = [
         StageRun(stage, label, f"{i:02d}c0ffee5eed1234deadbeef", seconds, versions, {"tokens_per_second": 4321.0} if stage == "sft" else {})

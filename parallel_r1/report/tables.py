@@ -172,7 +172,7 @@ def by_set(evaluations: Sequence[Evaluation], indexes: Sequence[RolloutIndex]) -
             cells += [_plain(estimate(metrics, metric)) for metric in ("response_tokens", "critical_path_tokens")]
             cells.append(Cell(written(found.position(name) * 100)))
             rows.append(Row(Cell(shown(evaluation.label), shown(name)), cells))
-    notes = ["Percent, but for tokens: all tokens of a response, and the longest chain that had to be sampled one by one."]
+    notes = ["Percent, but for tokens: all of a response. Critical path: of each block only its longest path counts."]
     notes.append("First block at: where the first block starts, in percent of the response; mean over rollouts that have one.")
     return Table("Every set on its own", [Cell(title) for title in columns], rows, notes)
 
