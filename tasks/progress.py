@@ -56,11 +56,11 @@ class Progress:
         """`rl easy            7/10   reward 0.42  accuracy 0.71  12 s`"""
         shown = [f"{short} {metrics[name]:.2f}" for name, short in SHOWN_METRICS.items() if name in metrics]
         count = f"{step:>{len(str(of))}}/{of}"
-        return "  ".join([f"  {self.title:<18}{count:>11}", *shown, f"{time.monotonic() - self._start:.0f} s"])
+        return "  ".join([f"  {self.title:<26}{count:>11}", *shown, f"{time.monotonic() - self._start:.0f} s"])
 
     def note(self, text: str) -> None:
         """Something a person should read, in the terminal and in the run's log."""
-        say(f"  {self.title:<18} {text}")
+        say(f"  {self.title:<26} {text}")
         self.logger.info(text)
 
     def text(self, line: str) -> None:

@@ -197,7 +197,7 @@ class Stage:
             name=self.name,
             task_run_name=call.title,
             description=self.build.__doc__,
-            tags=[f"stage:{self.name}"],
+            tags=[] if call.load() else [f"stage:{self.name}"],  # tags may have limits, and asking for a slot takes two seconds
             cache_policy=policy,
             refresh_cache=True,  # take the lock, never believe the record: the body asks the store
             persist_result=True,
@@ -219,12 +219,12 @@ def _record_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
 def _build(call: Call, inputs: Inputs) -> ArtifactRef | State[ArtifactRef]:
     """The body of every stage's task; runs with the lock of the key held. `inputs` is what the UI draws the graph from."""
     if found := call.load():
-        say(f"  {call.title:<18} cached")
+        say(f"  {call.title:<26} cached")
         get_run_logger().info("cached: %s", found.uri)
         return Completed(name="Cached", message=found.uri, data=found)
     start = time.monotonic()
     work = Work(call)
-    say(f"  {call.title:<18} starts")
+    say(f"  {call.title:<26} starts")
     metrics = call.stage.build(work, call.config, **inputs)
     ref = call.run.store.commit(
         call.stage.name,
@@ -239,5 +239,5 @@ def _build(call: Call, inputs: Inputs) -> ArtifactRef | State[ArtifactRef]:
     if call.stage.show:
         call.stage.show(call.title, ref, work.out)
     shutil.rmtree(call.folder)
-    say(f"  {call.title:<18} done in {time.monotonic() - start:.0f} s")
+    say(f"  {call.title:<26} done in {time.monotonic() - start:.0f} s")
     return ref

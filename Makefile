@@ -1,0 +1,51 @@
+# Everything a person does here. `make help` lists it.
+# CONFIG: which run. SET: dotted overrides, such as SET="rl.0.steps=5 store=s3://bucket/x". DATA: a folder that recipes name as ${DATA}.
+CONFIG ?= pipeline_config.yaml
+SET ?=
+STATE := $(abspath $(or $(PARALLEL_R1_STATE),.state))
+PYTHON := python3.11
+ORCHESTRATOR := .venv/orchestrator/bin/python
+WORKER := .venv/worker/bin/python
+export DATA
+export OMP_NUM_THREADS ?= 1
+.DEFAULT_GOAL := help
+.PHONY: help demo test ui stop clean bench environments
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@echo 'Options:  CONFIG=$(CONFIG)  SET="field=value ..."  DATA=folder'
+
+demo: environments  ## train a small model to think in parallel, end to end; again: everything is cached
+	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
+
+test: environments  ## run the tests, in both environments
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker
+	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker; fi
+
+ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
+	@$(ORCHESTRATOR) -m flows.ui
+
+stop:  ## end the Prefect server that runs in the background
+	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi
+
+bench: environments  ## measure speeds into benchmarks/results.json
+	@$(ORCHESTRATOR) -m benchmarks.run $(CONFIG) --set $(SET)
+
+clean: stop  ## remove the state folder; asks before it removes artifacts
+	@find $(STATE) -mindepth 1 -maxdepth 1 ! -name artifacts -exec rm -rf {} + 2>/dev/null || true
+	@if [ -d $(STATE)/artifacts ]; then \
+	  printf 'Remove the artifacts in %s too (%s)? [y/N] ' "$(STATE)/artifacts" "$$(du -sh $(STATE)/artifacts | cut -f1)"; \
+	  read answer || answer=n; \
+	  if [ "$$answer" = y ]; then rm -rf $(STATE)/artifacts; echo removed; else echo kept; fi; \
+	fi
+
+environments:  ## make both Python environments from their locks
+	@$(MAKE) --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done
+
+.venv/orchestrator/.done: requirements/orchestrator.txt
+.venv/worker/.done: requirements/worker-cpu.txt
+.venv/%/.done:
+	@echo "Installing the $* environment from $< (about a minute)"
+	@$(PYTHON) -m venv .venv/$*
+	@.venv/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@touch $@

@@ -1,0 +1,114 @@
+"""A real Prefect server for the tests of flows: its own state folder, a free port, ended with the session.
+
+Flows run as processes of their own, as `make demo` runs them. Nothing here imports prefect: the worker environment reads this too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+TINY = {
+    "prepare": {
+        "train": {"tier1": {"type": "procedural", "tier": 1, "count": 200}, "tier2": {"type": "procedural", "tier": 2, "count": 200}},
+        "evaluation": {"tier1": {"type": "procedural", "tier": 1, "split": "heldout", "count": 4}},
+    },
+    "student": {"type": "scratch", "problems": {"tier1": 1.0}, "examples": 320, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2},
+    "generate": {"problems": {"tier1": 1.0}, "count": 150, "teacher": {"type": "scripted"}},
+    "sft": {"prompt": "bare", "max_steps": 4, "batch_size": 8, "micro_batch_size": 8, "max_tokens": 512},
+    "rl": [],
+    "evaluate": {"samples": 1, "prompt": "bare", "base_prompt": "bare", "rollout": {"max_response_tokens": 64, "max_blocks": 1}},
+}
+"""The cheapest config in which every stage but rl is real."""
+
+
+@dataclass
+class Project:
+    """Starts flows as processes that share a Prefect server, a state folder and an artifact store."""
+
+    state: Path
+    recipe: Path
+    environment: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        return self.state / "artifacts"
+
+    def start(self, flow: str, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+        """Start `flows.stages.<flow>`, or the whole pipeline by its command line for `run`."""
+        arguments = [str(self.recipe), f"store={self.store}", *overrides]
+        if flow == "run":
+            command = [sys.executable, "-m", "flows.run", arguments[0], "--set", *arguments[1:]]
+        else:
+            code = f"from flows import server; server.ensure(); from flows.stages import {flow}; {flow}({arguments[0]!r}, {arguments[1:]!r})"
+            command = [sys.executable, "-c", code]
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env={**self.environment, **environment}, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def run(self, flow: str, *overrides: str, **environment: str) -> dict[str, str]:
+        """Run a flow to its end; what happened to each stage: `built` or `cached`."""
+        process = self.start(flow, *overrides, **environment)
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{output}\n{errors[-6000:]}"
+        return outcomes(output)
+
+    def keys(self, stage: str) -> set[str]:
+        """Keys of the finished artifacts of a stage."""
+        return {path.parent.name for path in self.store.glob(f"{stage}/*/MANIFEST.json")}
+
+    def ask(self, path: str, question: dict[str, Any]) -> list[dict[str, Any]]:
+        """POST to the Prefect API."""
+        request = urllib.request.Request(
+            f"{self.environment['PREFECT_API_URL']}/{path}", json.dumps(question).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)
+
+
+def outcomes(output: str) -> dict[str, str]:
+    """Of the terminal lines of a run: title of each stage -> `built` or `cached`."""
+    found = re.findall(r"^  (\S.*?) +(cached|done in \d+ s)$", output, re.MULTILINE)
+    return {title: "cached" if what == "cached" else "built" for title, what in found}
+
+
+@pytest.fixture(scope="session")
+def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of flows: a Prefect server of this session."""
+    state = tmp_path_factory.mktemp("server")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AWS_"))}
+    environment = {**clean, "PARALLEL_R1_STATE": str(state), "PARALLEL_R1_PORT": "0"}
+    command = [sys.executable, "-m", "flows.server"]
+    started = subprocess.run([*command, "start"], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=200)
+    assert started.returncode == 0, started.stderr
+    yield {**environment, "PREFECT_API_URL": f"{started.stdout.split()[-1]}/api"}
+    subprocess.run([*command, "stop"], cwd=PROJECT, env=environment, check=True, timeout=60)
+
+
+@pytest.fixture
+def project(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Project]:
+    """A fresh state folder and store, and the tiny config."""
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(json.dumps(TINY))
+    project = Project(tmp_path, recipe, {**prefect_environment, "PARALLEL_R1_STATE": str(tmp_path)})
+    yield project
+    for process in project.started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
