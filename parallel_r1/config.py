@@ -124,7 +124,7 @@ class ScratchStudent(Section):
     num_kv_heads: int = Field(1, ge=1, description="key / value heads")
     head_dim: Literal[32, 64, 128] = Field(32, description="width of a head; vLLM's CPU attention takes 32, 64 or 128")
     intermediate_size: int = Field(512, ge=32, description="width of the MLP")
-    max_position: int = Field(2048, ge=256, description="longest sequence in tokens")
+    max_position: int = Field(4096, ge=256, description="longest sequence in tokens")
     init_std: float = Field(0.1, gt=0, description="standard deviation of the starting weights")
     vocab_size: int = Field(512, ge=300, description="upper bound of the byte-level BPE vocabulary, tags not counted")
     problems: Mixture = Field(description="training sets and their weights")

@@ -59,10 +59,13 @@ def main() -> None:
     engine = open_engine(checkpoint, config.rollout, job.seed)
     jobs.note(f"engine: {engine.name}")
     total = sum(map(len, sets.values())) - too_long
+    right = seen = 0
     for count, rows in enumerate(_carry_out(engine, studio, pending, job.seed), start=len(done) + 1):
         jobs.append_lines(shard, rows)
+        right += sum(row["correct"] for row in rows)
+        seen += len(rows)
         if count % PROGRESS_EVERY == 0 or count == total:
-            jobs.report_progress(count, total, {"accuracy": sum(row["correct"] for row in rows) / len(rows)})
+            jobs.report_progress(count, total, {"accuracy": right / seen})
     seconds = time.monotonic() - began
     results = _results(_whole_problems(shard, config), config, job.seed, names)
     results |= {"engine": engine.name, "seconds": round(seconds, 2), "prompts_too_long": too_long}

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 from parallel_r1.config import RolloutConfig
 from parallel_r1.rollout.machine import Rollout
@@ -29,6 +30,7 @@ class Engine(Protocol):
 
 def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
     """Start the engine that `config.engine` names; `auto` takes vLLM where it is installed."""
+    _check_length(checkpoint, config)
     kind = config.engine
     if kind == "auto":
         kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
@@ -39,6 +41,16 @@ def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
     from parallel_r1.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(checkpoint, config, seed)
+
+
+def _check_length(checkpoint: Path, config: RolloutConfig) -> None:
+    longest = AutoConfig.from_pretrained(checkpoint).max_position_embeddings
+    asked = config.max_prompt_tokens + config.max_response_tokens
+    if asked > longest:
+        raise ValueError(
+            f"rollout.max_prompt_tokens {config.max_prompt_tokens} + rollout.max_response_tokens {config.max_response_tokens} = {asked}: "
+            f"the model takes {longest} tokens at most; lower one of them"
+        )
 
 
 def model_dtype() -> torch.dtype:

@@ -4,7 +4,8 @@
                 -> joined, `</Parallel>\n<Summary>` forced -> summary -> main thread goes on
 
 It does no I/O and holds no model. Rules, each a test:
-- every request stops at any tag and at EOS; a tag that may not occur in its phase ends the phase and is never left in the response;
+- every request stops at any tag and at EOS; a tag that may not occur in its phase ends the phase and is never left in the response
+  (it is counted as a fault; in the main thread a forced EOS takes its place, so that no response is empty);
 - budgets are set before a request is made, so a response never overruns and is never cut inside a block: where a whole block no
   longer fits, and after `max_blocks`, `<Parallel>` is banned and the main thread goes on to its answer (the released code stops dead);
 - tokens that nobody sampled (`<Path>`, the join, closing tags after EOS or at a budget's end) are forced: no log-prob, no loss.
@@ -98,6 +99,7 @@ class Rollout:
             self.trajectory.append("main", [end], [completion.logprobs[len(body)]])
             return self._finish("eos")
         self.stray_tags += 1
+        self.trajectory.append("forced", [min(self._tags.eos)], None)
         return self._finish("stray_tag")
 
     def _finish(self, finish: str) -> list[Request]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -203,7 +203,9 @@ class ParallelGRPOTrainer(GRPOTrainer):
                 fused_lm_head=True,
             )
         entropy = outputs.entropy if outputs.entropy is not None else torch.zeros_like(outputs.log_probs)
-        return laid_out.gather_back(outputs.log_probs)[:, -width:], laid_out.gather_back(entropy)[:, -width:]
+        # TRL scores from the second column on
+        logps, entropies = (laid_out.gather_back(nn.functional.pad(values, (1, 0))) for values in (outputs.log_probs, entropy))
+        return logps[:, -width:], entropies[:, -width:]
 
     # the gap between trainer and sampler
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,6 +18,9 @@ from parallel_r1 import jobs
 from parallel_r1.config import OptimizerConfig
 
 METRICS_FILE = "metrics.jsonl"
+CLOCKS = ("seconds", "step_time")
+UNKEPT = ("rewards/", "completions/", "epoch")
+"""Trainer metrics that say again what ours say: the one reward, lengths without forced tokens, and the share of the steps done."""
 
 
 def quiet(threads: int) -> None:
@@ -24,6 +28,7 @@ def quiet(threads: int) -> None:
     torch.set_num_threads(threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkpoint_every: int, seed: int, micro_batch: int, batch: int) -> dict[str, Any]:
@@ -96,7 +101,7 @@ class Progress(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write one entry."""
-        row = jobs.finite(logs or {})
+        row = {name: value for name, value in jobs.finite(logs or {}).items() if not name.startswith(UNKEPT)}
         if "loss" not in row:
             return
         jobs.append_lines(self.path, [{"step": state.global_step, **row, "seconds": round(time.monotonic() - self._started, 3)}])
@@ -104,7 +109,7 @@ class Progress(TrainerCallback):
 
 
 def publish(work: Path, out: Path) -> dict[str, float]:
-    """Copy the metrics into the artifact; gives the last entry."""
-    rows = jobs.read_lines(work / METRICS_FILE)
-    shutil.copyfile(work / METRICS_FILE, out / METRICS_FILE)
+    """Copy the metrics into the artifact, without their clock, so that equal runs give equal files; gives the last entry."""
+    rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in jobs.read_lines(work / METRICS_FILE)]
+    jobs.write_lines(out / METRICS_FILE, rows)
     return {name: value for name, value in rows[-1].items() if name != "step"} | {"steps": rows[-1]["step"]}
