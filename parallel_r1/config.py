@@ -425,13 +425,18 @@ def parse(raw: dict[str, Any], origin: str = "config") -> PipelineConfig:
         raise ConfigError("\n".join(_explain(origin, fault) for fault in error.errors())) from None
 
 
+WAYS_OUT = {"num_paths": ". For a run without blocks set rollout.max_blocks: 0"}
+"""What to do instead, where a bound alone doesn't say it; by field."""
+
+
 def _explain(origin: str, fault: dict[str, Any]) -> str:
     unions = {"procedural", "files", "hub", "scripted", "openai", "scratch"}
     where = ".".join(str(part) for part in fault["loc"] if part not in unions)
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"
     value = "" if fault["type"] in ("missing", "value_error") else f" = {fault['input']!r}"
-    return f"{origin}: {where}{value}: {fault['msg'].removeprefix('Value error, ')}".replace(": : ", ": ")
+    hint = WAYS_OUT.get(where.rsplit(".", 1)[-1], "")
+    return f"{origin}: {where}{value}: {fault['msg'].removeprefix('Value error, ')}{hint}".replace(": : ", ": ")
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:

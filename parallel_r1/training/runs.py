@@ -109,7 +109,18 @@ class Progress(TrainerCallback):
 
 
 def publish(work: Path, out: Path) -> dict[str, float]:
-    """Copy the metrics into the artifact, without their clock, so that equal runs give equal files; gives the last entry."""
-    rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in jobs.read_lines(work / METRICS_FILE)]
+    """Copy the metrics into the artifact, without their clocks, so that equal runs give equal files; gives the last entry, with the speed."""
+    logged = jobs.read_lines(work / METRICS_FILE)
+    rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
     jobs.write_lines(out / METRICS_FILE, rows)
-    return {name: value for name, value in rows[-1].items() if name != "step"} | {"steps": rows[-1]["step"]}
+    last = {name: value for name, value in rows[-1].items() if name != "step"}
+    return {**last, "steps": rows[-1]["step"], "tokens_per_second": _speed(logged)}
+
+
+def _speed(logged: list[dict[str, Any]]) -> float:
+    """Tokens per second of the attempt that ended, prompts counted once per pass."""
+    began = max((i for i, row in enumerate(logged) if i == 0 or row["seconds"] < logged[i - 1]["seconds"]), default=0)
+    first, last = logged[began], logged[-1]
+    if last["seconds"] <= first["seconds"]:
+        return last["num_tokens"] / max(last["seconds"], 1e-9)
+    return (last["num_tokens"] - first["num_tokens"]) / (last["seconds"] - first["seconds"])

@@ -7,7 +7,6 @@ ends in EOS, whatever a chat template would do.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -66,5 +65,5 @@ def train(
     )
     checkpoint = runs.last_checkpoint(job.work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    student.save(trainer.model, tokenizer, Path(job.out) / "checkpoint")
+    student.save(trainer.model, tokenizer, job.out / "checkpoint")
     return runs.publish(job.work, job.out)

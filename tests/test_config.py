@@ -1,0 +1,92 @@
+"""The schema: every shipped file parses, and whatever is wrong with a file is said in one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel_r1 import config
+from parallel_r1.config import ConfigError, PipelineConfig, load
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = [ROOT / "pipeline_config.yaml", *sorted(ROOT.glob("recipes/**/*.yaml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_config_parses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/some/folder")
+    assert load(path).name == {"pipeline_config": "demo"}.get(path.stem, path.stem), "a run is called as its file"
+
+
+def test_defaults_are_the_papers() -> None:
+    paper = PipelineConfig()
+    assert (paper.sft.batch_size, paper.sft.optimizer.learning_rate, paper.sft.epochs) == (128, 1e-5, 1)
+    hard = paper.rl[0]
+    assert (hard.prompts_per_step, hard.rollouts_per_prompt, hard.steps, hard.optimizer.learning_rate) == (512, 8, 300, 1e-6)
+    assert (hard.rollout.num_paths, hard.rollout.max_blocks, hard.rollout.max_response_tokens, hard.rollout.temperature) == (2, 4, 3000, 1.0)
+    assert (hard.clip_low, hard.clip_high, hard.kl_coefficient) == (0.2, 0.2, 0)
+    assert [paper.evaluate.samples_of(name) for name in ("AIME25", "MATH")] == [16, 1]
+
+
+def described(section: type[config.Section]) -> set[str]:
+    return {name for name, field in section.model_fields.items() if not field.description and name not in {"type", "optimizer", "rollout"}}
+
+
+@pytest.mark.parametrize("section", config.Section.__subclasses__(), ids=lambda section: section.__name__)
+def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
+    if section is not PipelineConfig:
+        assert described(section) <= {"teacher", "student"}
+
+
+@pytest.mark.parametrize(
+    ("override", "parts", "reason"),
+    [
+        ("rl.0.stepz=5", ["pipeline_config.yaml", "rl.0.stepz", "unknown key", "steps"], "an unknown key names the known ones"),
+        ("rl.0.steps=many", ["rl.0.steps = 'many'", "integer"], "a wrong type names field and value"),
+        ("rl.0.rollout.num_paths=1", ["rl.0.rollout.num_paths = 1", "greater than or equal to 2", "max_blocks: 0"], "a bound, and the way out"),
+        ("student.head_dim=24", ["student.head_dim = 24", "32, 64 or 128"], "what is allowed"),
+        ("sft.micro_batch_size=5", ["sft", "does not divide the batch of 16"], "a check across fields"),
+        ("evaluate.sets=[tier9]", ["evaluate.sets", "tier9", "tier1, tier2, tier3"], "a set that is not there"),
+        ("rl.0.problems={tier9: 1.0}", ["rl.0.problems", "tier9"], "a mixture of a set that is not there"),
+        ("generate=null", ["sft and generate"], "half a cold start"),
+        ("generate.teacher.type=oracle", ["generate.teacher", "oracle", "scripted"], "an unknown member of a union"),
+        ("rl.7.steps=1", ["SET", "7", "list of 2"], "a list entry that is not there"),
+        ("rl.0.steps", ["SET", "dotted.field=value"], "no value"),
+        ("name.first=x", ["SET", "no fields"], "a field below a plain value"),
+    ],
+)
+def test_errors_say_what_where_and_the_way_out(override: str, parts: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(ROOT / "pipeline_config.yaml", [override])
+    message = str(caught.value)
+    assert [part for part in parts if part not in message] == [], f"{reason}: {message}"
+    assert len(message.splitlines()) == 1, f"one fault, one line: {message}"
+
+
+def test_all_faults_of_a_file_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(ROOT / "pipeline_config.yaml", ["rl.0.steps=0", "sft.epochs=-1"])
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("a: [", "can't be read as YAML"), ("- 1", "mapping of sections"), ("name: ${NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE is not set")],
+)
+def test_files_that_are_no_configs(text: str, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=part) as caught:
+        load(path)
+    assert "broken.yaml" in str(caught.value)
+
+
+def test_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml: no such file"):
+        load("nowhere.yaml")
+
+
+def test_overrides_reach_defaults_that_the_file_leaves_out() -> None:
+    changed = load(ROOT / "pipeline_config.yaml", ["resources.threads=2", "store=s3://bucket/x", "rl.1.steps=5"])
+    assert (changed.resources.threads, changed.store, changed.rl[1].steps) == (2, "s3://bucket/x", 5)
