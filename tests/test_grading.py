@@ -1,0 +1,253 @@
+"""Grading: the shared pairs, the policies, every gold of MATH-500 against itself, and safety against hostile input and odd callers."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from parallel_r1 import symbolic
+from parallel_r1.grading import extract, grade, grade_many
+
+DATA = Path(__file__).parents[1].parent / "shared" / "data"
+PROJECT = Path(__file__).parents[1]
+
+
+def rows(name: str) -> list[dict]:
+    path = DATA / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("pair", rows("grading_pairs.jsonl"), ids=lambda pair: f"{pair['id']}-{pair['why'][:40]}")
+def test_shared_pairs(pair: dict) -> None:
+    """All 124 pairs are right; there are no exceptions to list."""
+    started = time.monotonic()
+    verdict = grade(pair["prediction_text"], pair["gold"])
+    assert verdict.correct == pair["expected_correct"], verdict
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("spelling", ["Final Answer: {}", "Final Answer: ${}$", "so \\boxed{{{}}}", "**Final Answer**\n\n\\[\n\\boxed{{{}}}\n\\]"])
+def test_math500_golds_equal_themselves(spelling: str) -> None:
+    golds = [row["answer"] for row in rows("math500.jsonl")]
+    wrong = [gold for gold, verdict in zip(golds, grade_many([(spelling.format(g), g) for g in golds]), strict=True) if not verdict.correct]
+    assert wrong == []
+
+
+def test_real_teacher_trajectories() -> None:
+    """All 200 published trajectories end in the right answer."""
+    trajectories = rows("teacher_trajectories_200.jsonl")
+    wrong = [row["id"] for row in trajectories if not grade(row["text"], row["answer"]).correct]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "response, expected, reason",
+    [
+        ("Final Answer: 42", "42", "plain"),
+        ("final answer: 42\nmore", "42", "any case, to the end of the line"),
+        ("**Final Answer**\n\n\\[\n\\boxed{42}\n\\]", "42", "heading, display, box"),
+        ("Final Answer:\n$$\n42\n$$\nDone.", "42", "display on lines of its own"),
+        ("Final Answer: \\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}\nok", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}", "a matrix over two lines"),
+        ("Final Answer: 1\nFinal Answer: 2", "2", "the last one"),
+        ("FINAL ANSWER: 42<|im_end|>junk", "42", "ends at an end-of-sequence mark"),
+        ("so \\boxed{7} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", "the last box"),
+        ("so \\boxed{42}. Final Answer:", "42", "cut after the mark, but the box stands"),
+        ("\\boxed{7} then \\boxed{4", None, "a cut box is no answer, nor is what it was to replace"),
+        ("Final Answer: \\boxed{42", None, "cut box"),
+        ("42", None, "no mark"),
+        ("", None, "nothing"),
+        ("<Parallel><Path>Final Answer: 42</Path>", None, "open block"),
+        ("<Parallel><Path>a</Path></Parallel>\nFinal Answer: 42", None, "block without a summary isn't closed"),
+        ("Final Answer: 42 <Parallel>", None, "a block opens after it"),
+        ("</Path>Final Answer: 42", "42", "a stray closer hides nothing"),
+        ("Final Answer: None", None, "no answer, in words"),
+    ],
+)
+def test_extraction(response: str, expected: str | None, reason: str) -> None:
+    answer = extract(response)
+    assert (answer if answer is None else answer.strip("\n")) == expected, reason
+
+
+@pytest.mark.parametrize(
+    "answer, gold, expected, reason",
+    [
+        ("18 cents", "18", True, "units aren't compared"),
+        ("42 km/h", "42", True, "nor compound ones"),
+        ("$2\\sqrt{3}\\text{ cm}^2$", "2\\sqrt3", True, "nor after roots"),
+        ("2\\pi units", "2\\pi", True, "nor after pi"),
+        ("42x", "42", False, "a variable is no unit"),
+        ("42 i", "42", False, "nor is i"),
+        ("3 million", "3000000", True, "a scale is part of the number"),
+        ("3 million", "3", False, "and never dropped"),
+        ("5 dozen", "5", False, "dozens neither"),
+        ("14 or more", "14", False, "hedge"),
+        ("about 14", "14", False, "hedge"),
+        ("not 42", "42", False, "denial"),
+        ("1 4", "14", False, "two numbers aren't one"),
+        ("1.414214", "\\sqrt{2}", False, "rounded"),
+        ("50%", "0.5", True, "percentage as share"),
+        ("50%", "50", True, "percentage as count"),
+        ("50%", "0.5%", False, "two percentages"),
+        ("x = 5, y = 2", "5", False, "two values for one"),
+        ("x=1 or x=2", "2, 1", True, "list of solutions"),
+        ("3 \\text{ and } 4", "4,3", True, "list in words"),
+        ("\\{2,1\\}", "\\{1,2\\}", True, "sets have no order"),
+        ("(2,1)", "(1,2)", False, "points do"),
+        ("[1,2]", "(1,2)", False, "brackets of an interval"),
+        ("1, 2, 3", "1, 2", False, "too many"),
+        ("x=2", "y=2", False, "another variable"),
+        ("y=2", "2", True, "an assignment has its value"),
+        ("f(x)=2x", "2x", True, "a function too"),
+        ("1==1", "1", False, "code"),
+        ("½", "\\frac12", True, "Unicode fraction"),
+        ("10³", "1000", True, "Unicode power"),
+        ("٤٢", "42", True, "digits of another script"),
+        ("(C)", "\\text{(C)}", True, "choice"),
+        ("C", "\\text{(C)}", True, "choice, bare"),
+        ("B", "\\text{(C)}", False, "other choice"),
+        ("yx", "xy", True, "products commute"),
+        ("(x+1)^2", "x^2+2x+1", True, "expanded"),
+        ("(x+1)^2", "x^2+2x+2", False, "not the same"),
+        ("\\binom{5}{2}", "10", True, "a binomial"),
+        ("2 (\\cos x)", "2\\cos x", True, "a factor in brackets isn't an explanation"),
+        ("999999999999999999999", "999999999999999999998", False, "big integers"),
+    ],
+)
+def test_policies(answer: str, gold: str, expected: bool, reason: str) -> None:
+    assert grade(f"Final Answer: {answer}", gold).correct is expected, reason
+
+
+def test_a_grade_tells_its_reasons() -> None:
+    verdict = grade("Final Answer: 41", "42")
+    assert (verdict.correct, verdict.extracted, verdict.method, verdict.reason) == (False, "41", "number", "41 is not 42")
+    assert grade("41", "42").method == "none" and grade("Final Answer: x+1", "1+x").method == "symbolic"
+
+
+def test_grade_many_equals_grade() -> None:
+    pairs = [(row["prediction_text"], row["gold"]) for row in rows("grading_pairs.jsonl")[:60]] or [("Final Answer: 1+x", "x+1"), ("", "1")]
+    assert grade_many(pairs, workers=2) == [grade(*pair) for pair in pairs]
+
+
+# --- safety ---------------------------------------------------------------------------------------------------------------
+
+HARD = ("Final Answer: $(x+1)^3$", "x^3+3x^2+3x+1")
+
+
+def test_integers_start_no_process() -> None:
+    code = (
+        "from parallel_r1.grading import grade; from parallel_r1 import symbolic; import sys\n"
+        "assert grade('Final Answer: 42', '42').correct and not grade('Final Answer: 41', '42').correct and not grade('junk', '42').correct\n"
+        "assert not symbolic._POOL.idle and 'math_verify' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
+def test_integers_are_quick() -> None:
+    started = time.process_time()
+    verdicts = grade_many([(f"Some work.\nFinal Answer: {n}", str(n + n % 2)) for n in range(5000)])
+    assert sum(verdict.correct for verdict in verdicts) == 2500
+    assert time.process_time() - started < 5
+
+
+def test_signals_and_timers_of_the_caller_stay() -> None:
+    fired = []
+    before = signal.signal(signal.SIGALRM, lambda *_: fired.append(True))
+    handler = signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        assert grade(*HARD).correct
+        assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL)[0] > 50 and not fired
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_from_threads_and_asyncio() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert all(verdict.correct for verdict in pool.map(lambda _: grade(*HARD), range(12)))
+
+    async def in_loop() -> bool:
+        return grade(*HARD).correct
+
+    assert asyncio.run(in_loop())
+
+
+def test_after_a_fork() -> None:
+    """A forked process (a data loader's worker) must not talk to its parent's children."""
+    assert grade(*HARD).correct
+    process = os.fork()
+    if process == 0:
+        os._exit(0 if not symbolic._POOL.idle and grade(*HARD).correct else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert grade(*HARD).correct
+
+
+def test_a_killed_child_is_replaced() -> None:
+    assert grade(*HARD).correct
+    for child in symbolic._POOL.idle:
+        child.process.kill()
+        child.process.wait()
+    assert grade(*HARD).correct
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        ("(" * 300 + "x" + ")" * 300, "300 parentheses"),
+        ("x^{x^{x^{x^{9^{9^{9}}}}}}", "a tower with variables"),
+        ("\\int_0^{10} \\sin(e^{x^{x}})\\,dx", "an integral without closed form"),
+        ("\\sum_{k=1}^{10^{9}} \\frac{k!}{\\sqrt{k}}", "a long sum"),
+        ("{" * 400, "braces"),
+        ("(x+y+z+w+v)^{60}(x-y)^{60}", "a huge expansion"),
+        ('__import__("os").system("touch pwned")', "code"),
+        ("x" * 100_000, "100 kB"),
+        ("\\sqrt{" * 150 + "2" + "}" * 150, "150 roots"),
+    ],
+)
+def test_hostile_answers_are_wrong_within_a_bound(answer: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grade(*HARD)
+    started = time.monotonic()
+    assert not grade(f"Final Answer: ${answer}$", "x^2+1").correct, reason
+    assert time.monotonic() - started < symbolic.SECONDS + 5
+    assert not list(tmp_path.iterdir()), "nothing is evaluated as code"
+
+
+def test_a_slow_comparison_is_killed_and_the_next_one_works() -> None:
+    threads = threading.active_count()
+    with pytest.raises(symbolic.TooSlow, match="no answer within 0.001 s"):
+        symbolic.equal("(x+1)^{40}", "(1+x)^{40}+0", seconds=0.001)
+    assert symbolic.equal("x+1", "1+x")
+    assert threading.active_count() == threads
+
+
+def test_children_end_with_their_parent() -> None:
+    """Also when the parent is killed with -9."""
+    code = (
+        "from parallel_r1 import symbolic; import time\n"
+        "symbolic.equal('x+1', '1+x'); print(symbolic._POOL.idle[0].process.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=PROJECT)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
