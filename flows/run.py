@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start = time.monotonic()
     try:
-        config = load(PROJECT / options.recipe, options.overrides)
+        config = load(os.path.relpath(PROJECT / options.recipe), options.overrides)
         url = server.ensure()
     except (ConfigError, server.ServerError) as error:
         print(error, file=sys.stderr)
@@ -59,13 +59,14 @@ def _run(recipe: str, overrides: list[str], config: PipelineConfig, ui: str, sta
 
 def _print_results(built: dict[str, ArtifactRef], config: PipelineConfig, ui: str, seconds: float) -> None:
     from parallel_r1.report import Evaluation, results_table
+    from tasks.evaluate import RESULTS
     from tasks.stage import Run
 
     run = Run.of(config)
     evaluations = []
     for title, ref in built.items():
         if ref.stage == "evaluate":
-            results = run.store.localise(ref, run.state / "cache") / "results.json"
+            results = run.store.localise(ref, run.state / "cache", RESULTS) / RESULTS
             evaluations.append(Evaluation(title.removeprefix("evaluate "), json.loads(results.read_text(encoding="utf-8"))))
     print(f"\n{results_table(evaluations)}\n")
     print(f"report     {built['report'].uri}/report.html")

@@ -296,32 +296,32 @@ class Store:
         if self.filesystem.exists(mark):
             self.filesystem.rm_file(mark)
 
-    def localise(self, ref: ArtifactRef, cache: Path) -> Path:
-        """A local folder with the artifact's files: the store's own when it is local, else a verified download under `cache`.
+    def localise(self, ref: ArtifactRef, cache: Path, *only: str) -> Path:
+        """A local folder with the artifact's files, or with those named: the store's own folder when it is local, else a verified
+        download under `cache`, which goes on with the files that are left when it was cut.
 
         Raises StoreError when the artifact is not whole.
         """
-        if fault := self.check(ref):
-            raise StoreError(f"{ref.stage} {ref.key} can't be used: {fault}. Run again: it is rebuilt.")
-        folder = self._folder(ref.stage, ref.key)
-        if self.is_local:
-            return Path(folder)
-        target = cache / ref.stage / ref.digest
-        if target.exists():
-            return target
         manifest = self.manifest(ref.stage, ref.key)
-        staging = cache / ".staging" / uuid.uuid4().hex
-        for name, entry in manifest.files.items() if manifest else ():
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            self.filesystem.get_file(f"{folder}/{name}", str(staging / name))
-            if _entry(staging / name) != entry:
-                raise StoreError(f"{ref.uri}/{name}: the download is not what was committed. Run again: it is rebuilt.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            staging.rename(target)
-        except OSError:  # another process was first
-            shutil.rmtree(staging)
+        fault = self.check(ref)
+        if manifest is None or fault:
+            raise StoreError(f"{ref.stage} {ref.key} can't be used: {fault}. Run again: it is rebuilt.")
+        if self.is_local:
+            return Path(self._folder(ref.stage, ref.key))
+        target = cache / _checked_part(ref.stage) / _checked_part(ref.digest)
+        for name in only or manifest.files:
+            if not (target / name).exists():
+                self._download(ref, name, manifest.files[name], target / name)
         return target
+
+    def _download(self, ref: ArtifactRef, name: str, entry: FileEntry, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        self.filesystem.get_file(f"{self._folder(ref.stage, ref.key)}/{name}", str(part))
+        if _entry(part) != entry:
+            part.unlink()
+            raise StoreError(f"{ref.uri}/{name}: the download is not what was committed. Run again: it is rebuilt.")
+        part.replace(path)
 
 
 def _entry(path: Path) -> FileEntry:

@@ -16,6 +16,7 @@ from tasks.stage import Metrics, Work, stage
 PAGE = "report.html"
 TEXT = "report.md"
 ROLLOUTS = "rollouts.jsonl"
+TRAINING = ("base", "sft", "rl")
 
 
 def show_report(title: str, ref: ArtifactRef, folder: Path) -> None:
@@ -50,21 +51,18 @@ def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, Artifa
 
 def _stage_runs(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[StageRun]:
     for title, ref in stages.items():
-        if manifest := work.manifest(ref):
-            yield StageRun(
-                stage=ref.stage, label=label_of(title), key=ref.key, seconds=manifest.seconds, versions=manifest.versions,
-                metrics=ref.metrics, folder=work.read(ref),
-            )  # fmt: skip
+        made = work.manifest(ref)
+        yield StageRun(ref.stage, label_of(title), ref.key, made.seconds, made.versions, ref.metrics)
 
 
 def _evaluations(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Evaluation]:
     for title, ref in stages.items():
         if ref.stage == "evaluate":
-            folder = work.read(ref)
+            folder = work.read(ref, RESULTS, ROLLOUTS)
             yield Evaluation(label_of(title), json.loads((folder / RESULTS).read_text(encoding="utf-8")), folder / ROLLOUTS)
 
 
 def _curves(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Curve]:
     for title, ref in stages.items():
-        if ref.stage in ("base", "sft", "rl") and (metrics := work.read(ref) / METRICS).exists():
-            yield Curve(label_of(title), metrics)
+        if ref.stage in TRAINING and METRICS in work.manifest(ref).files:
+            yield Curve(label_of(title), work.read(ref, METRICS) / METRICS)

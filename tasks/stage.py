@@ -32,7 +32,7 @@ from prefect.transactions import IsolationLevel
 
 from parallel_r1.config import PipelineConfig, Resources
 from parallel_r1.jobs import Job
-from parallel_r1.store import ArtifactRef, Manifest, Store, flatten, identity, key_of
+from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten, identity, key_of
 from tasks.locks import FlockManager
 from tasks.places import PROJECT, state_folder
 from tasks.progress import Progress, say
@@ -121,13 +121,16 @@ class Work:
         self.out.mkdir(parents=True)
         self.scratch.mkdir(exist_ok=True)
 
-    def read(self, ref: ArtifactRef) -> Path:
-        """A local folder with the artifact's files."""
-        return self.call.run.store.localise(ref, self.call.run.state / "cache")
+    def read(self, ref: ArtifactRef, *only: str) -> Path:
+        """A local folder with the artifact's files, or with those named."""
+        return self.call.run.store.localise(ref, self.call.run.state / "cache", *only)
 
-    def manifest(self, ref: ArtifactRef) -> Manifest | None:
+    def manifest(self, ref: ArtifactRef) -> Manifest:
         """How an artifact was made."""
-        return self.call.run.store.manifest(ref.stage, ref.key)
+        manifest = self.call.run.store.manifest(ref.stage, ref.key)
+        if manifest is None:
+            raise StoreError(f"{ref.uri}: the manifest is gone. Run again: it is rebuilt.")
+        return manifest
 
     def run_program(self, module: str, config: Any, inputs: Mapping[str, ArtifactRef]) -> Metrics:
         """Run a stage program in the worker environment on this stage's folders; returns its metrics."""
