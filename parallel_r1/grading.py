@@ -1,7 +1,7 @@
 """Is the answer right? Extraction of a response's answer, and its equivalence to the gold.
 
-Extraction. Only the main thread after the last closed summary counts, and no block may be open there. The last `Final Answer:` wins (any case,
-bold, as a heading, full-width colon); without one, the last `\\boxed{}`, if it is closed.
+Extraction. Only the main thread after the last closed summary counts, and no block may be open there. The last `Final Answer:` wins (any
+case, bold, as a heading, full-width colon); without one, the last `\\boxed{}`, if it is closed.
 
 Decision, the first that can: the same text; exact numbers; collections of numbers; words; math-verify (`parallel_r1/symbolic.py`).
 
@@ -121,17 +121,33 @@ def _last_box(text: str) -> str | None:
 # --- spelling -------------------------------------------------------------------------------------------------------------
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_SYMBOLS = {
-    "−": "-", "–": "-", "—": "-", "﹣": "-", "×": "\\times ", "·": "\\cdot ", "÷": "\\div ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ",
-    "∪": "\\cup ", "≤": "\\le ", "≥": "\\ge ", "±": "\\pm ", "\\$": "", "$": "", "\\(": "", "\\)": "", "\\[": "", "\\]": "", "€": "", "£": "",
-    "¥": "", "₹": "", "`": "", "**": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\displaystyle": "", "\\left": "",
-    "\\right": "", "\\!": "", "\\,": "", "\\;": "", "\\:": "", "\\ ": " ", "~": " ", "bmatrix": "pmatrix", "\\%": "%",
-}  # fmt: skip
-_SYMBOL = re.compile("|".join(re.escape(symbol) + r"(?![a-z])" * symbol[-1].isalpha() for symbol in sorted(_SYMBOLS, key=len, reverse=True)))
+_UNICODE = {
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "×": "\\times ",
+    "·": "\\cdot ",
+    "÷": "\\div ",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "√": "\\sqrt ",
+    "∪": "\\cup ",
+    "≤": "\\le ",
+    "≥": "\\ge ",
+    "±": "\\pm ",
+}
+_ALIKE = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "bmatrix": "pmatrix", "\\%": "%", "\\ ": " ", "~": " "}
+_LAYOUT = ("\\$", "$", "\\(", "\\)", "\\[", "\\]", "\\displaystyle", "\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "`", "**", *"€£¥₹")
+_SYMBOLS = {**_UNICODE, **_ALIKE, **dict.fromkeys(_LAYOUT, "")}
+_SYMBOL = re.compile(
+    "|".join(re.escape(symbol) + r"(?![a-z])" * symbol[-1].isalpha() for symbol in sorted(_SYMBOLS, key=len, reverse=True))
+)
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b")
 _WORDING = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT_WORDING = re.compile(_WORDING.pattern + r"(?:\s*\^\s*\{?\d\}?)?")
-_INTRODUCTION = re.compile(r"^(?:so |thus |therefore |hence )?,?\s*(?:the |my )?(?:final )?(?:answer|result|value)(?: is|:|=)?[: ]+|^it is |^is ", re.I)
+_INTRODUCTION = re.compile(
+    r"^(?:so |thus |therefore |hence )?,?\s*(?:the |my )?(?:final )?(?:answer|result|value)(?: is|:|=)?[: ]+|^it is |^is ", re.IGNORECASE
+)
 _EXPLANATION = re.compile(r"\s+\(([^()]*)\)$")
 _SCALES = {"thousand": "000", "million": "000000", "billion": "000000000"}
 _UNIT = re.compile(r"(?:(?<=[\d})!%])|(?<=\\pi)\s)\s*(?:[A-Za-z][A-Za-z./]*\s*){1,4}(?:\^\s*\{?\d\}?)?$")
@@ -167,7 +183,9 @@ def _bare(text: str) -> str:
     return text.strip(" .,;:")
 
 
-_COMMANDS = re.compile(r"\\[A-Za-z]+|\b(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?\b|\b(?:log|ln|exp|max|min|gcd|lcm|mod|sqrt|inf|frac|pmatrix|cases)\b")
+_COMMANDS = re.compile(
+    r"\\[A-Za-z]+|\b(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?\b|\b(?:log|ln|exp|max|min|gcd|lcm|mod|sqrt|inf|frac|pmatrix|cases)\b"
+)
 _PROSE = re.compile(r"[A-Za-z]{3,}|[^\W\d_a-zA-Z]")
 
 

@@ -4,8 +4,8 @@
     <Summary>what both say</Summary> main ... Final Answer: 42
 
 One grammar (`_Grammar`) judges two kinds of input. `validate` reads a *text* of a teacher: whatever looks like a tag is one, and near-miss
-tags (`<PARALLEL>`, `<Path >`, `<Path/>`, full-width brackets) are faults. `validate_ids` reads *token ids* of a rollout: only the six tag ids
-are tags, and characters that merely spell one are text. An empty list of faults means valid; a text without any block is valid too.
+tags (`<PARALLEL>`, `<Path >`, `<Path/>`, full-width brackets) are faults. `validate_ids` reads *token ids* of a rollout: only the six tag
+ids are tags, and characters that merely spell one are text. An empty list of faults means valid; a text without any block is valid too.
 """
 
 from __future__ import annotations

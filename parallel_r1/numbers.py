@@ -1,7 +1,7 @@
 """Exact arithmetic on what people write for a number: `1,000`, `$18.50`, `1\\frac{1}{2}`, `2^{10}`, `3*14`, `1.5 \\times 10^3`.
 
-A small recursive-descent reader over fractions. Nothing is evaluated as code, sizes and depth are bounded, and floats are never used, so the
-17th digit counts. What isn't plain arithmetic (variables, roots, pi) gives None.
+A small recursive-descent reader over fractions. Nothing is evaluated as code, sizes and depth are bounded, and floats are never used, so
+the 17th digit counts. What isn't plain arithmetic (variables, roots, pi) gives None.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _Reader:
         self.depth = 0
 
     def whole(self) -> Fraction:
+        """The value of all tokens."""
         value = self._sum()
         if self.at < len(self.tokens):
             raise _NotArithmetic

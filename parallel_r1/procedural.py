@@ -8,9 +8,9 @@ What a tier demands:
 - tier 2: a carry. 2 events, start 3..40, each event 2..9; at least one step crosses a ten (`28+5=33`).
 - tier 3: carries in a row. 3 events in the same ranges; at least two steps cross a ten.
 
-The count never falls below 0. A problem's *numbers* (start and signed events) belong either to `train` or to `heldout`, by their hash: one in four is
-held out, whatever the names around them, at every seed and in every tier. So a held-out problem is a new combination of numbers, not a new sum.
-Problems of a set differ in their text; held-out sets differ in their numbers too.
+The count never falls below 0. A problem's *numbers* (start and signed events) belong either to `train` or to `heldout`, by their hash: one
+in four is held out, whatever the names around them, at every seed and in every tier. So a held-out problem is a new combination of numbers,
+not a new sum. Problems of a set differ in their text; those of a held-out set differ in their numbers too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Literal, NamedTuple
 
 from parallel_r1.problems import Problem
@@ -85,15 +85,13 @@ def parse(problem: str) -> Numbers:
     return Numbers(_number(start), tuple(_number(event) * (1 if event.startswith(_GAINS) else -1) for event in events))
 
 
-
-
 def is_held_out(numbers: Numbers) -> bool:
     """Whether these numbers are kept from training: a fixed quarter of all."""
     key = f"{numbers.start}:{','.join(f'{event:+d}' for event in numbers.events)}"
     return int(hashlib.md5(key.encode(), usedforsecurity=False).hexdigest(), 16) % _HELD_OUT_OF == 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def _numbers(tier: int, split: Split) -> dict[int, tuple[Numbers, ...]]:
     """All numbers of a tier and split, by how many events they have."""
     rule = _TIERS[tier]

@@ -1,7 +1,7 @@
 """What a rollout is worth (paper section 3.4; method.md section 5).
 
-`correct` is the grader's verdict, `blocks` the number of opened blocks, `well_formed` whether the markup is without fault. The step comes from
-the trainer's state, so a resumed run stays in phase.
+`correct` is the grader's verdict, `blocks` the number of opened blocks, `well_formed` whether the markup is without fault. The step comes
+from the trainer's state, so a resumed run stays in phase.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ async def _ask(teacher: OpenAITeacher, requests: Sequence[_Request], keep: Calla
 async def _answer(client: httpx.AsyncClient, teacher: OpenAITeacher, request: _Request) -> str:
     """One answer. Transport errors, 429 and 5xx are tried again with growing pauses; anything else is final at once."""
     url = f"{teacher.base_url.rstrip('/')}/chat/completions"
+    where = f"{url}: model {teacher.model}, problem {request.name}"
     for attempt in range(teacher.max_retries + 1):
         if attempt:
             await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1)) * (0.5 + request.rng.random()))
@@ -148,9 +149,9 @@ async def _answer(client: httpx.AsyncClient, teacher: OpenAITeacher, request: _R
             return _text_of(response, url)
         failure = f"status {response.status_code}: {response.text[:500]}"
         if response.status_code != 429 and response.status_code < 500:
-            raise TeacherError(f"{url}: model {teacher.model}, problem {request.name}: {failure}. The key is read from ${teacher.api_key_env}")
+            raise TeacherError(f"{where}: {failure}. The key is read from ${teacher.api_key_env}")
     raise TeacherError(
-        f"{url}: model {teacher.model}, problem {request.name}: {teacher.max_retries + 1} attempts failed, the last with {failure}. "
+        f"{where}: {teacher.max_retries + 1} attempts failed, the last with {failure}. "
         "Is it up? Finished answers are kept: run again to go on, or raise max_retries"
     )
 

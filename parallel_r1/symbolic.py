@@ -1,8 +1,8 @@
 """Equivalence of LaTeX expressions by math-verify, in processes of its own.
 
-math-verify guards itself with SIGALRM, which fails in threads, and some inputs keep sympy busy for hours or fill the memory. So every comparison runs
-in a child process that is kept for the next one, has a memory limit, and is killed when its time is up. Only math-verify's LaTeX reader
-is used: its other reader evaluates text as Python.
+math-verify guards itself with SIGALRM, which fails in threads, and some inputs keep sympy busy for hours or fill the memory. So every
+comparison runs in a child process that is kept for the next one, has a memory limit, and is killed when its time is up. Only math-verify's
+LaTeX reader is used: its other reader evaluates text as Python.
 
 This file is also the child's program. It imports nothing of the project, so a child starts quickly and alike from every caller.
 """
@@ -56,6 +56,7 @@ class _Child:
         self.ready = False
 
     def ask(self, question: dict[str, str | float], seconds: float) -> bool:
+        """Send a question and wait for the answer. Raises TooSlow."""
         if not self.ready:
             self._line(START_SECONDS)
             self.ready = True
@@ -77,6 +78,7 @@ class _Child:
         return line
 
     def kill(self) -> None:
+        """End the process at once."""
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
@@ -91,6 +93,7 @@ class _Pool:
         self.lock = threading.Lock()
 
     def take(self) -> _Child:
+        """An idle child, or a new one."""
         with self.lock:
             while self.idle:
                 child = self.idle.pop()
@@ -100,6 +103,7 @@ class _Pool:
         return _Child()
 
     def give(self, child: _Child) -> None:
+        """Keep a child for the next comparison."""
         with self.lock:
             self.idle.append(child)
 

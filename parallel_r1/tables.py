@@ -74,7 +74,10 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
 
 
 def cell(row: Row, column: str, where: str) -> Any:
-    """The value under a column path: `prompt.0.content` reaches into lists and structs. Raises SourceError naming `where` and what exists."""
+    """The value under a column path: `prompt.0.content` reaches into lists and structs.
+
+    Raises SourceError, beginning with `where`, that names the columns there are.
+    """
     value: Any = row
     parts = [column] if column in row else column.split(".")
     for part in parts:

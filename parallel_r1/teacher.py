@@ -40,7 +40,7 @@ def generate(
 ) -> Iterator[dict[str, Any]]:
     """Trajectories of the configured teacher, one row at a time.
 
-    `sets` are the training problems by name. `shard_dir` keeps what a served model has answered already, so that a killed run goes on there.
+    `sets` are the training problems by name. `shard_dir` keeps what a served model has answered, so that a killed run goes on there.
     """
     teacher = generation.teacher
     if isinstance(teacher, config.FilesTeacher | config.HubTeacher):

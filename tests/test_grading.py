@@ -34,7 +34,10 @@ def test_shared_pairs(pair: dict) -> None:
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.parametrize("spelling", ["Final Answer: {}", "Final Answer: ${}$", "so \\boxed{{{}}}", "**Final Answer**\n\n\\[\n\\boxed{{{}}}\n\\]"])
+SPELLINGS = ["Final Answer: {}", "Final Answer: ${}$", "so \\boxed{{{}}}", "**Final Answer**\n\n\\[\n\\boxed{{{}}}\n\\]"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
 def test_math500_golds_equal_themselves(spelling: str) -> None:
     golds = [row["answer"] for row in rows("math500.jsonl")]
     wrong = [gold for gold, verdict in zip(golds, grade_many([(spelling.format(g), g) for g in golds]), strict=True) if not verdict.correct]
@@ -55,7 +58,11 @@ def test_real_teacher_trajectories() -> None:
         ("final answer: 42\nmore", "42", "any case, to the end of the line"),
         ("**Final Answer**\n\n\\[\n\\boxed{42}\n\\]", "42", "heading, display, box"),
         ("Final Answer:\n$$\n42\n$$\nDone.", "42", "display on lines of its own"),
-        ("Final Answer: \\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}\nok", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}", "a matrix over two lines"),
+        (
+            "Final Answer: \\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}\nok",
+            "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}",
+            "matrix on two lines",
+        ),
         ("Final Answer: 1\nFinal Answer: 2", "2", "the last one"),
         ("FINAL ANSWER: 42<|im_end|>junk", "42", "ends at an end-of-sequence mark"),
         ("so \\boxed{7} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", "the last box"),
@@ -144,7 +151,8 @@ HARD = ("Final Answer: $(x+1)^3$", "x^3+3x^2+3x+1")
 def test_integers_start_no_process() -> None:
     code = (
         "from parallel_r1.grading import grade; from parallel_r1 import symbolic; import sys\n"
-        "assert grade('Final Answer: 42', '42').correct and not grade('Final Answer: 41', '42').correct and not grade('junk', '42').correct\n"
+        "assert grade('Final Answer: 42', '42').correct\n"
+        "assert not grade('Final Answer: 41', '42').correct and not grade('junk', '42').correct\n"
         "assert not symbolic._POOL.idle and 'math_verify' not in sys.modules and 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)

@@ -101,7 +101,9 @@ def test_the_seed_decides() -> None:
     assert summarise(rows, 1, 200, 1) != summarise(rows, 1, 200, 2)
 
 
-@pytest.mark.parametrize("rows, message", [([], "no rollouts"), ([rollout("a"), rollout("a"), rollout("b")], "problem b has 1 rollouts, 2 are")])
+@pytest.mark.parametrize(
+    "rows, message", [([], "no rollouts"), ([rollout("a"), rollout("a"), rollout("b")], "problem b has 1 rollouts, 2 are")]
+)
 def test_incomplete_input_is_refused(rows: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         summarise(rows, 2, 100, 0)

@@ -86,7 +86,7 @@ def test_limit_counts_what_stays() -> None:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
 def test_file_formats(tmp_path: Path, suffix: str) -> None:
-    rows = [{"problem": "Zwei, \"drei\"\nund ½?", "answer": "5"}, {"problem": "q", "answer": "6"}]
+    rows = [{"problem": 'Zwei, "drei"\nund ½?', "answer": "5"}, {"problem": "q", "answer": "6"}]
     path = tmp_path / f"set.{suffix}"
     if suffix == "jsonl":
         jsonl(path, rows)
@@ -120,10 +120,10 @@ def test_a_procedural_source() -> None:
     assert [p.id for p in problems] == [f"tier2-heldout-{i:04d}" for i in range(5)] and counts == {}
 
 
-@pytest.mark.parametrize(
-    "name, size",
-    [("aime24", 30), ("aime25", 30), ("amc23", 40), ("math500", 500), ("gsm8k_test_200", 200), ("dapo_train_500", 500), ("math300_ref", 316)],
-)
+SHARED_SETS = {"aime24": 30, "aime25": 30, "amc23": 40, "math500": 500, "gsm8k_test_200": 200, "dapo_train_500": 500, "math300_ref": 316}
+
+
+@pytest.mark.parametrize("name, size", SHARED_SETS.items())
 def test_shared_data(name: str, size: int) -> None:
     path = DATA / f"{name}.jsonl"
     if not path.exists():

@@ -65,7 +65,9 @@ def test_parse(text: str, expected: tuple[int, tuple[int, ...]], reason: str) ->
     assert parse(text) == expected, reason
 
 
-@pytest.mark.parametrize("text", ["", "What is 2+2?", "Tom has 12 apples. How many apples now?", "Tom has 12 apples. He eats 5. How many apples now?"])
+@pytest.mark.parametrize(
+    "text", ["", "What is 2+2?", "Tom has 2 apples. How many apples now?", "Tom has 2 apples. He eats 1. How many apples now?"]
+)
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a procedural problem"):
         parse(text)

@@ -56,7 +56,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         content = f"<think>Final Answer: 0</think>\n\nThe sum of {problem}\nFinal Answer: 5"
-        reply = {"choices": [{"message": {"role": "assistant", "content": content}}]} if status is None else {"error": {"message": "no luck"}}
+        answer = {"choices": [{"message": {"role": "assistant", "content": content}}]}
+        reply = answer if status is None else {"error": {"message": "no luck"}}
         self.send_response(status or 200)
         self.end_headers()
         self.wfile.write(json.dumps(reply).encode())

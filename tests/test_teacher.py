@@ -118,7 +118,10 @@ def test_other_problems_are_refused() -> None:
 # --- generate: all four types ---------------------------------------------------------------------------------------------
 
 
-def run(teacher: config.Teacher, tmp_path: Path, count: int | None = None, sets: dict | None = None) -> tuple[list[dict], list[tuple[int, int]]]:
+Run = tuple[list[dict], list[tuple[int, int]]]
+
+
+def run(teacher: config.Teacher, tmp_path: Path, count: int | None = None, sets: dict | None = None) -> Run:
     progress: list[tuple[int, int]] = []
     generation = config.GenerateConfig(problems={"tier": 1.0}, count=count, teacher=teacher)
     rows = list(generate(generation, sets or {"tier": [MIXED]}, 0, tmp_path / "shards", lambda i, of: progress.append((i, of))))
@@ -167,7 +170,11 @@ def test_real_trajectories(tmp_path: Path) -> None:
     [
         (None, {}, r"rows\.jsonl: no such file"),
         ("", {}, r"rows\.jsonl: holds no trajectories"),
-        ('{"problem": "q", "answer": "1", "output": "x"}\n', {}, r"rows\.jsonl: text_column: no column 'text'; there are: problem, answer, output"),
+        (
+            '{"problem": "q", "answer": "1", "out": "x"}\n',
+            {},
+            r"rows\.jsonl: text_column: no column 'text'; there are: problem, answer, out",
+        ),
     ],
 )
 def test_errors_name_file_and_field(tmp_path: Path, content: str | None, columns: dict, message: str) -> None:
