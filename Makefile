@@ -40,7 +40,7 @@ clean: stop  ## remove the state folder; asks before it removes artifacts
 	fi
 
 environments:  ## make both Python environments from their locks
-	@$(MAKE) --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done
+	@$(MAKE) --silent --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done
 
 .venv/orchestrator/.done: requirements/orchestrator.txt
 .venv/worker/.done: requirements/worker-cpu.txt

@@ -37,4 +37,4 @@ def filter_trajectories(work: Work, config: FilterConfig, trajectories: Artifact
     append_lines(work.out / TRAJECTORIES, selection.kept)
     append_lines(work.out / REJECTED, selection.rejected)
     work.progress.report(len(rows), len(rows))
-    return selection.funnel
+    return selection.funnel.metrics()
