@@ -29,10 +29,6 @@ class Funnel:
         codes = {f"rejected_{code}": count for code, count in sorted(self.by_code.items())}
         return {"seen": self.seen, "kept": self.kept, "rejected": self.seen - self.kept, **codes}
 
-    def rows(self) -> list[Row]:
-        """A table for people, the commonest fault first: {"fault", "trajectories", "share"}, shares of what came in."""
-        return [{"fault": code, "trajectories": count, "share": count / self.seen} for code, count in self.by_code.most_common()]
-
 
 @dataclass
 class Selection:
