@@ -57,7 +57,7 @@ def train(
             logging_steps=LOG_EVERY,
             completion_only_loss=True,
             max_length=None,
-            train_sampling_strategy="group_by_length",
+            train_sampling_strategy="random",  # group_by_length goes from long to short over and over: measured to ruin the base model
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
