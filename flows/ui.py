@@ -7,6 +7,7 @@ Makes the work pools `cpu` and `gpu` where they are missing, registers the deplo
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def prefect(*arguments: str) -> None:
 
 def main() -> int:
     """Serve until interrupted; gives the exit code."""
+    os.environ["PARALLEL_R1_PROJECT"] = str(PROJECT)  # where the workers' flow runs find the project
     try:
         url = server.ensure()
         for pool in POOLS:

@@ -150,6 +150,7 @@ class Work:
         try:
             with self.call.run.slots:
                 metrics = supervise(
+                    self.call.title,
                     [PROJECT / resources.worker_python, "-m", module, job_file],
                     log=log,
                     on_event=self._on_event,

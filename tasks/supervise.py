@@ -21,6 +21,7 @@ from typing import IO, Any
 
 WARDEN = Path(__file__).with_name("warden.py")
 TAIL_LINES = 30
+ENDED_FROM_OUTSIDE = 143
 WARDEN_SECONDS = 25.0
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -93,6 +94,7 @@ def program_environment(threads: int, offline: bool) -> dict[str, str]:
 
 
 def supervise(
+    name: str,
     command: Sequence[str | os.PathLike[str]],
     *,
     log: Path,
@@ -102,7 +104,7 @@ def supervise(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> dict[str, float]:
-    """Run a stage program to its end and return the metrics of its `done` event.
+    """Run a stage program, called `name` in errors, to its end and return the metrics of its `done` event.
 
     Every line that is no event goes to the file `log` and to `on_text`. Raises StageFailed with the exit code and the last lines
     of the log when the program fails, prints nothing for `hang_seconds`, or ends without `done`.
@@ -114,7 +116,6 @@ def supervise(
         env=environment, cwd=folder, pass_fds=(theirs,), start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    name = " ".join(map(os.fspath, command[1:4]))
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     done: dict[str, Any] | None = None
     try:
@@ -133,10 +134,9 @@ def supervise(
     finally:
         LIFELINES.cut(ours)
         _await_end(warden)
-    if code != 0:
-        raise StageFailed(f"{name} ended with exit code {code}. Full log: {log}. Its last lines:\n" + "\n".join(tail))
-    if done is None:
-        raise StageFailed(f"{name} ended without its last event. Full log: {log}. Its last lines:\n" + "\n".join(tail))
+    if code != 0 or done is None:
+        how = "without its last event" if code == 0 else "from outside" if code == ENDED_FROM_OUTSIDE else f"with exit code {code}"
+        raise StageFailed(f"{name} ended {how}. Full log: {log}. Its last lines:\n" + "\n".join(tail))
     return done["metrics"]
 
 
