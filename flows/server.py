@@ -93,6 +93,11 @@ def stop() -> bool:
     return True
 
 
+def hear_interrupts() -> None:
+    """For a new process: a shell starts background jobs deaf to SIGINT, which Prefect passes on to end its own children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _running() -> str | None:
     record = _record()
     if record is None or not _is_prefect(record["pid"]):
@@ -114,7 +119,7 @@ def _start() -> str:
     with log.open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, preexec_fn=hear_interrupts,
             env={**os.environ, **environment(), "PREFECT_API_URL": url},
         )  # fmt: skip
     _record_file().write_text(json.dumps({"pid": process.pid, "url": url}))

@@ -26,7 +26,7 @@ def prefect(*arguments: str) -> None:
 
 
 def main() -> int:
-    """Serve until interrupted; gives the exit code."""
+    """Serve until interrupted; gives the exit code when the workers end on their own."""
     os.environ["PARALLEL_R1_PROJECT"] = str(PROJECT)  # where the workers' flow runs find the project
     try:
         url = server.ensure()
@@ -37,22 +37,24 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     workers = [
-        subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", f"{pool}-here"], cwd=PROJECT)
+        subprocess.Popen(
+            [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", f"{pool}-here"],
+            cwd=PROJECT, start_new_session=True, preexec_fn=server.hear_interrupts,
+        )
         for pool in POOLS
-    ]
+    ]  # fmt: skip
     print(f"UI: {url.removesuffix('/api')}/deployments   Ctrl-C ends the workers; `make stop` ends the server", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         for worker in workers:
             worker.wait()
-    except KeyboardInterrupt:
-        pass
     finally:
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.wait()
-    return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from prefect import Flow
+from prefect.utilities.importtools import import_object
 
 from parallel_r1.config import PipelineConfig, ScratchStudent, load
 from tasks.locks import FlockManager
@@ -78,3 +81,12 @@ def test_relative_stores_lie_in_the_project_and_the_state_can_move(monkeypatch: 
     run = Run.of(load(PROJECT / "pipeline_config.yaml"))
     assert run.store.root == str(PROJECT / ".state" / "artifacts")
     assert run.state == tmp_path
+
+
+def test_every_deployment_is_a_flow_and_every_flow_is_deployed_once() -> None:
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    flows = [import_object(deployment["entrypoint"].replace(".py:", ":").replace("/", ".").replace(":", ".")) for deployment in deployments]
+    assert all(isinstance(flow, Flow) and flow.description for flow in flows)
+    assert sorted(flow.name for flow in flows) == ["base", "evaluate", "parallel-r1", "prepare", "rl", "sft", "trajectories"]
+    for flow in flows:
+        assert all(field.get("description") for field in flow.parameters.model_dump()["properties"].values()), flow.name
