@@ -227,9 +227,14 @@ class FilterConfig(Section):
 # --- training -------------------------------------------------------------------------------------------------------------
 
 
+Attention = Literal["causal", "structured"]
+ATTENTION = "causal (Seen): a plain model; structured (Unseen): paths can't see each other and share positions. Set it at the top of the file"
+
+
 class SftConfig(Section):
     """Cold start: the student learns the form from the filtered trajectories (paper section 3.2)."""
 
+    attention: Attention = Field("causal", description=ATTENTION)
     prompt: PromptStyle = Field("parallel", description=PROMPT)
     epochs: float = Field(1.0, gt=0, description="passes over the trajectories; paper: 1 for Seen, 5 for Unseen")
     max_steps: int | None = Field(None, ge=1, description="ends earlier than the epochs would; no bound when left out")
@@ -250,6 +255,7 @@ Engine = Literal["auto", "vllm", "transformers"]
 class RolloutConfig(Section):
     """How the student thinks in parallel while it generates (paper section 3.2)."""
 
+    attention: Attention = Field("causal", description=ATTENTION)
     engine: Engine = Field("auto", description="auto takes vLLM where it is installed; the result says which it took")
     num_paths: int = Field(2, ge=2, le=16, description="paths per block; the paper and its code use 2")
     max_blocks: int = Field(4, ge=0, description="blocks per response; the main thread still finishes after the last one")
@@ -354,6 +360,7 @@ class PipelineConfig(Section):
 
     name: str = Field("parallel_r1", pattern=r"^[A-Za-z0-9_.-]+$", description="what the run is called in tables and in the UI")
     seed: int = Field(0, ge=0, description="seeds every stage")
+    attention: Attention = Field("causal", description="of every stage: causal (the paper's Seen) or structured (Unseen); paper section 3.2")
     store: str = Field(
         ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
     )
@@ -366,6 +373,36 @@ class PipelineConfig(Section):
     rl: list[RlConfig] = Field(default_factory=lambda: [RlConfig()], description="the curriculum, in order")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     report: ReportConfig = Field(default_factory=ReportConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_attention(cls, raw: Any) -> Any:
+        """Give every section the run's attention; a checkpoint of one kind is never sampled or trained as the other."""
+        if not isinstance(raw, dict) or raw.get("attention", "causal") == "causal":
+            return raw
+        default = {"attention": raw["attention"]}
+
+        def fill(section: Any) -> Any:
+            return {**default, **section} if isinstance(section, dict) else section
+
+        def fill_rollout(section: Any) -> Any:
+            return {**section, "rollout": fill(section.get("rollout", {}))} if isinstance(section, dict) else section
+
+        stages = raw.get("rl", [{}])
+        return {
+            **raw,
+            "sft": fill(raw.get("sft", {})),
+            "rl": [fill_rollout(stage) for stage in stages] if isinstance(stages, list) else stages,
+            "evaluate": fill_rollout(raw.get("evaluate", {})),
+        }
+
+    @model_validator(mode="after")
+    def _attention_agrees(self) -> PipelineConfig:
+        parts = {"sft": self.sft, "evaluate.rollout": self.evaluate.rollout} | {f"rl.{i}.rollout": s.rollout for i, s in enumerate(self.rl)}
+        for field, section in parts.items():
+            if section is not None and section.attention != self.attention:
+                raise ValueError(f"{field}.attention = {section.attention!r}, but attention = {self.attention!r}: set `attention` at the top")
+        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> PipelineConfig:

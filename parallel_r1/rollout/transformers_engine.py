@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from parallel_r1.attention import Paths, structured_layout
 from parallel_r1.config import RolloutConfig
+from parallel_r1.markup import TagIds
 from parallel_r1.rollout.machine import Completion, Request, Rollout
 
 
@@ -29,6 +31,7 @@ class TransformersEngine:
         self._config = config
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model_dtype(), attn_implementation="sdpa").to(device).eval()
+        self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint))
         self._seed = seed
         self._syncs = 0
 
@@ -61,10 +64,11 @@ class TransformersEngine:
         logprobs: list[list[float]] = [[] for _ in requests]
         running = set(range(len(requests)))
         cache = DynamicCache(config=self._model.config)
-        step_ids, positions = ids, (mask.cumsum(1) - 1).clamp(min=0)
+        step_ids = ids
+        positions, visible = self._layout(requests, ids, mask)
         while running:
             logits = self._model(
-                input_ids=step_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=step_ids, attention_mask=visible, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             ).logits[:, -1].float()
             chosen = torch.zeros(len(requests), dtype=torch.long, device=device)
             scores = torch.log_softmax(logits / self._config.temperature, -1)
@@ -76,8 +80,17 @@ class TransformersEngine:
                 if token in requests[row].stop or len(tokens[row]) >= requests[row].max_tokens:
                     running.discard(row)
             step_ids, positions = chosen[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
+            visible = mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
         return [Completion(*pair) for pair in zip(tokens, logprobs, strict=True)]
+
+    def _layout(self, requests: list[Request], ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions and mask of the contexts. What is sampled after them sees all of its context, so only these can have holes."""
+        if self._config.attention == "causal":
+            return (mask.cumsum(1) - 1).clamp(min=0), mask
+        lengths = torch.tensor([len(request.token_ids) - request.prompt_length for request in requests], device=ids.device)
+        response = torch.arange(ids.shape[1], device=ids.device)[None] >= ids.shape[1] - lengths[:, None]
+        layout = structured_layout(Paths.of_ids(ids, self._tags, response), mask.bool())
+        return layout.positions, layout.visible()
 
     def _choose(self, scores: Tensor, request: Request, generator: torch.Generator) -> int:
         probabilities = scores.exp()

@@ -161,8 +161,8 @@ class ParallelGRPOTrainer(GRPOTrainer):
         completion_ids, extra_fields = generated[1], generated[5]
         trajectories = [rollout.trajectory for rollout in extra_fields["rollout"]]
         width = max(map(len, completion_ids))
-        block_start, path_start = attention.path_layout(trajectories, width)
-        layout = {"block_start": block_start, "path_start": path_start, "region": _regions(trajectories, width)}
+        paths = attention.Paths.of_trajectories(trajectories, width)
+        layout = {"block_start": paths.block_start, "path_start": paths.path_start, "region": _regions(trajectories, width)}
         self._layout = {name: tensor.to(self.accelerator.device) for name, tensor in layout.items()}
         return generated
 
@@ -192,8 +192,8 @@ class ParallelGRPOTrainer(GRPOTrainer):
         return scores
 
     def _exact_scores(self, model: Any, input_ids: Tensor, attention_mask: Tensor, width: int, rows: slice) -> tuple[Tensor, Tensor]:
-        starts = self._layout["block_start"][rows], self._layout["path_start"][rows]
-        laid_out = attention.exact_inputs(input_ids[rows], attention_mask[rows], *starts)
+        paths = attention.Paths(self._layout["block_start"][rows], self._layout["path_start"][rows])
+        laid_out = attention.scoring_inputs(self._settings.rollout.attention, input_ids[rows], attention_mask[rows], paths)
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=laid_out.input_ids,

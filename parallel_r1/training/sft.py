@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from parallel_r1 import jobs
+from parallel_r1.attention import structure_forward
 from parallel_r1.config import SftConfig
+from parallel_r1.markup import TagIds
 from parallel_r1.training import runs, supervised
 
 
@@ -20,6 +22,8 @@ def main() -> None:
     checkpoint = job.inputs["base"] / "checkpoint"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
+    if config.attention == "structured":
+        structure_forward(model, TagIds.from_tokenizer(tokenizer))
     rows = jobs.read_lines(job.inputs["trajectories"] / "trajectories.jsonl")
     dataset, too_long = supervised.examples(tokenizer, rows, config.prompt, config.max_tokens)
     steps = math.ceil(config.epochs * len(dataset) / config.batch_size)

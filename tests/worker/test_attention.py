@@ -69,7 +69,7 @@ def test_one_forward_scores_and_trains_every_path_in_its_own_context(
     generator = torch.Generator().manual_seed(SEED)
     made = [made_up(*shape, generator) for shape in shapes]
     ids, mask, width = batch(made)
-    laid_out = attention.exact_inputs(ids, mask, *attention.path_layout(made, width))
+    laid_out = attention.scoring_inputs("causal", ids, mask, attention.Paths.of_trajectories(made, width))
     logits = model(input_ids=laid_out.input_ids, attention_mask=laid_out.visible, position_ids=laid_out.positions).logits
     scored = laid_out.gather_back(next_token_logprobs(logits, laid_out.input_ids))[:, -width:]
     found = torch.cat([scored[row, counted(t)] for row, t in enumerate(made)])
@@ -85,12 +85,12 @@ def test_one_forward_scores_and_trains_every_path_in_its_own_context(
 def test_labels_count_every_scored_token_once() -> None:
     made = [made_up(5, 3, [[4, 6]], torch.Generator().manual_seed(SEED))]
     ids, mask, width = batch(made)
-    laid_out = attention.exact_inputs(ids, mask, *attention.path_layout(made, width))
+    laid_out = attention.scoring_inputs("causal", ids, mask, attention.Paths.of_trajectories(made, width))
     assert int((laid_out.labels != -100).sum()) == len(counted(made[0]))
 
 
 def test_copies_sit_where_they_were_sampled() -> None:
     made = [made_up(5, 3, [[4, 6]], torch.Generator().manual_seed(SEED))]
     ids, mask, width = batch(made)
-    laid_out = attention.exact_inputs(ids, mask, *attention.path_layout(made, width))
+    laid_out = attention.scoring_inputs("causal", ids, mask, attention.Paths.of_trajectories(made, width))
     assert laid_out.positions[0, laid_out.length :].tolist() == list(range(8, 14)), "prompt 5 + main 3: the second path starts at 8 as well"

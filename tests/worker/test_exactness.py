@@ -47,7 +47,7 @@ def gaps(model: torch.nn.Module, trajectories: list[Trajectory], exact: bool) ->
     """|log p_scored - log p_sampled| of the sampled tokens, by region."""
     ids, mask, width = batch(trajectories)
     if exact:
-        laid_out = attention.exact_inputs(ids, mask, *attention.path_layout(trajectories, width))
+        laid_out = attention.scoring_inputs("causal", ids, mask, attention.Paths.of_trajectories(trajectories, width))
         logits = model(input_ids=laid_out.input_ids, attention_mask=laid_out.visible, position_ids=laid_out.positions).logits
         scored = laid_out.gather_back(next_token_logprobs(logits, laid_out.input_ids))
     else:
