@@ -47,5 +47,5 @@ environments:  ## make both Python environments from their locks
 .venv/%/.done:
 	@echo "Installing the $* environment from $< (about a minute)"
 	@$(PYTHON) -m venv .venv/$*
-	@.venv/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@.venv/$*/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r $<
 	@touch $@
