@@ -88,7 +88,7 @@ def rl_steps(steps: int, start: float, end: float) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"step": step, "loss": random.gauss(0, 0.01), "reward": 2 * level - 1, "accuracy": level}
         row |= {"parallel_ratio": 0.97, "valid_ratio": 0.9 + 0.08 * step / steps, "truncated_ratio": 0.01}
         row |= {"response_tokens": 75 - step / 10, "entropy": 0.5 - 0.3 * step / steps}
-        for kind in ("main", "path", "summary"):
+        for kind in ("main", "path_1", "path_n", "summary"):
             row |= {f"rollout_gap/{kind}/mean": random.uniform(1, 3) * 1e-7, f"rollout_gap/{kind}/max": random.uniform(1, 4) * 1e-6}
         rows.append(row)
     return rows

@@ -22,7 +22,7 @@ from parallel_r1.report.numbers import Estimate, estimate, number, written
 from parallel_r1.report.outcome import set_metrics, set_names
 from parallel_r1.report.rollouts import shown
 
-COLOURS = {"ink": "#000001", "grid": "#000002", "line": "#000003", "main": "#000004", "path": "#000005", "summary": "#000006"}
+COLOURS = {"ink": "#000001", "grid": "#000002", "line": "#000003", "main": "#000004", "path": "#000005", "summary": "#000006", "later": "#000007"}
 """Stand-ins that matplotlib writes; the page gets var(--name), so that light and dark both work."""
 
 RL_PANELS = (
@@ -36,7 +36,9 @@ RL_PANELS = (
 )
 """Metric, title, factor, and how high the axis reaches from 0 at least (None: as the values have it)."""
 
-GAP_KINDS = ("main", "path", "summary")
+GAP_REGIONS = {"main": ("main", "main"), "path_1": ("path 1", "path"), "path_n": ("later paths", "later"), "summary": ("summary", "summary")}
+"""Region of a rollout, as rl measures the gap: its label and tone."""
+
 SMOOTH_FROM = 20
 FONT = 10.5
 _LITERAL_TEXT = {"text.parse_math": False}
@@ -104,14 +106,14 @@ def rl_panels(curves: Sequence[Curve]) -> list[Panel]:
     for key, title, scale, top in RL_PANELS:
         panels += _panel(title, [line(key, scale, title, "line")], marks, top=top)
     for part, title in (("mean", "rollout gap, mean"), ("max", "rollout gap, largest")):
-        series = [line(f"rollout_gap/{kind}/{part}", 1.0, kind, kind) for kind in GAP_KINDS]
+        series = [line(f"rollout_gap/{region}/{part}", 1.0, *look) for region, look in GAP_REGIONS.items()]
         panels += _panel(title, series, marks, log=True)
     return panels
 
 
 def largest_gap(curves: Sequence[Curve]) -> float:
     """The largest |log p_train - log p_sampled| of any token in any step; NaN where none was logged."""
-    found = [history.column(f"rollout_gap/{kind}/max") for history in _histories(curves) for kind in GAP_KINDS]
+    found = [history.column(f"rollout_gap/{region}/max") for history in _histories(curves) for region in GAP_REGIONS]
     known = [value for column in found for value in column if math.isfinite(value)]
     return max(known, default=math.nan)
 
