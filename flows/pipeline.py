@@ -1,4 +1,4 @@
-"""The whole pipeline, as the paper tells it: a base model, a cold start on a teacher's trajectories, then reinforcement learning in stages."""
+"""The whole pipeline, as the paper tells it: a base model, a cold start on a teacher's trajectories, then rl in stages."""
 
 from __future__ import annotations
 

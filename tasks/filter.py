@@ -25,7 +25,10 @@ def show_funnel(title: str, ref: ArtifactRef, folder: Path) -> None:
         for fault in row["faults"]:
             examples.setdefault(fault["code"], f"{row['id']}: {fault['message']}")
         counts.update({fault["code"] for fault in row["faults"]})
-    rows = [{"fault": code, "trajectories": count, "share": f"{count / seen:.1%}", "example": examples[code]} for code, count in counts.most_common()]
+    rows = [
+        {"fault": code, "trajectories": count, "share": f"{count / seen:.1%}", "example": examples[code]}
+        for code, count in counts.most_common()
+    ]
     show_table(title, rows, ref, f"{ref.metrics['kept']:.0f} of {seen:.0f} trajectories kept")
 
 

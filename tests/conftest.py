@@ -25,7 +25,7 @@ TINY = {
         "train": {"tier1": {"type": "procedural", "tier": 1, "count": 200}, "tier2": {"type": "procedural", "tier": 2, "count": 200}},
         "evaluation": {"tier1": {"type": "procedural", "tier": 1, "split": "heldout", "count": 4}},
     },
-    "student": {"type": "scratch", "problems": {"tier1": 1.0}, "examples": 320, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2},
+    "student": {"type": "scratch", "problems": {"tier1": 1.0}, "examples": 320, "hidden_size": 64, "num_heads": 2},
     "generate": {"problems": {"tier1": 1.0}, "count": 150, "teacher": {"type": "scripted"}},
     "sft": {"prompt": "bare", "max_steps": 4, "batch_size": 8, "micro_batch_size": 8, "max_tokens": 512},
     "rl": [],
@@ -53,7 +53,8 @@ class Project:
         if flow == "run":
             command = [sys.executable, "-m", "flows.run", arguments[0], "--set", *arguments[1:]]
         else:
-            code = f"from flows import server; server.ensure(); from flows.stages import {flow}; {flow}({arguments[0]!r}, {arguments[1:]!r})"
+            call = f"{flow}({arguments[0]!r}, {arguments[1:]!r})"
+            code = f"from flows import server; server.ensure(); from flows.stages import {flow}; {call}"
             command = [sys.executable, "-c", code]
         process = subprocess.Popen(
             command, cwd=PROJECT, env={**self.environment, **environment}, text=True, start_new_session=True,

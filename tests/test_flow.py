@@ -70,7 +70,8 @@ def worker_processes(project: Project) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if str(project.state).encode() in (entry / "cmdline").read_bytes() and b"parallel_r1.training" in (entry / "cmdline").read_bytes():
+                command = (entry / "cmdline").read_bytes()
+                if str(project.state).encode() in command and b"parallel_r1.training" in command:
                     found.append(int(entry.name))
             except OSError:
                 continue

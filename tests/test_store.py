@@ -206,7 +206,9 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
         identity(FilesSource(path=str(tmp_path / "missing.jsonl")))
 
 
-@pytest.mark.parametrize("change", [{"stage": "rl"}, {"version": 2}, {"config": {"x": 2}}, {"seed": 1}, {"inputs": {"a": "2"}}, {"inputs": {"b": "1"}}])
+@pytest.mark.parametrize("change", [
+    {"stage": "rl"}, {"version": 2}, {"config": {"x": 2}}, {"seed": 1}, {"inputs": {"a": "2"}}, {"inputs": {"b": "1"}},
+])  # fmt: skip
 def test_everything_that_decides_the_outcome_is_in_the_key(change: dict) -> None:
     question = {"stage": "sft", "version": 1, "config": {"x": 1}, "seed": 0, "inputs": {"a": "1"}}
     assert key_of(**question) == key_of(**question) != key_of(**{**question, **change})
