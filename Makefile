@@ -43,9 +43,11 @@ environments:  ## make both Python environments from their locks
 	@$(MAKE) --silent --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done
 
 .venv/orchestrator/.done: requirements/orchestrator.txt
-.venv/worker/.done: requirements/worker-cpu.txt
+.venv/worker/.done: requirements/worker-cpu.txt pyproject.toml
 .venv/%/.done:
 	@echo "Installing the $* environment from $< (about a minute)"
 	@$(PYTHON) -m venv .venv/$*
 	@.venv/$*/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r $<
+	@# in the worker environment the project too, so that every vLLM process finds its plugin
+	@if [ $* = worker ]; then .venv/$*/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --no-index -e .; fi
 	@touch $@

@@ -20,10 +20,13 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 import torch
 import vllm
 from torch import nn
+from transformers import AutoConfig, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from parallel_r1.config import RolloutConfig
+from parallel_r1.markup import TagIds
+from parallel_r1.rollout import vllm_structured
 from parallel_r1.rollout.machine import Completion, Request, Rollout
 
 NEVER = -100.0
@@ -46,8 +49,17 @@ class VllmEngine:
             enable_prefix_caching=True,
             seed=seed,
             **place,
+            **self._semantics(checkpoint),
         )
+        self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint)) if config.attention == "structured" else None
         self._next_id = 0
+
+    def _semantics(self, checkpoint: Path) -> dict[str, Any]:
+        if self._config.attention == "causal":
+            return {}
+        vllm_structured.register()
+        backend = {"attention_config": {"backend": "FLASH_ATTN"}} if self._on_gpu else {}
+        return {"hf_overrides": vllm_structured.hf_overrides(AutoConfig.from_pretrained(checkpoint).architectures[0]), **backend}
 
     def run(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
         """Carry all rollouts to their end; give each as soon as it is done. At most `max_in_flight` requests at once."""
@@ -61,6 +73,8 @@ class VllmEngine:
                 if rollout is None:
                     more = False
                 else:
+                    if self._tags:
+                        vllm_structured.refuse_blocks(rollout.trajectory.prompt_ids, self._tags)
                     self._submit(rollout, rollout.begin(), in_flight)
             for output in engine.step() if in_flight else ():
                 if not output.finished:
