@@ -46,9 +46,21 @@ def base(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRe
         return steps.keep_base(steps.base(steps.training_sets()))
 
 
-@flow(name="trajectories", flow_run_name="trajectories {recipe}")
-def trajectories(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
-    """Have the teacher write, and filter what it wrote: the stages generate and filter.
+@flow(name="generate", flow_run_name="generate {recipe}")
+def generate(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
+    """Have the teacher write.
+
+    Args:
+        recipe: config file, relative to the project
+        overrides: dotted fields that differ from the file, such as generate.count=1000
+    """
+    steps = _steps(recipe, overrides)
+    return steps.written(steps.training_sets())
+
+
+@flow(name="filter", flow_run_name="filter {recipe}")
+def filter_trajectories(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
+    """Filter what the teacher wrote.
 
     Args:
         recipe: config file, relative to the project

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prefect.futures import PrefectFuture
 
-from parallel_r1.config import PipelineConfig, RlConfig, ScratchStudent
+from parallel_r1.config import ConfigError, PipelineConfig, RlConfig, ScratchStudent
 from parallel_r1.store import ArtifactRef
 from tasks.base import make_base
 from tasks.evaluate import evaluate
@@ -48,13 +48,17 @@ class Steps:
         wanted = _part(sets, student.problems) if isinstance(student, ScratchStudent) else {}
         return make_base.submit(self.run, student, sets=wanted)
 
-    def trajectories(self, sets: Sets) -> ArtifactRef:
-        """What the teacher wrote, and of that what the student learns from."""
+    def written(self, sets: Sets) -> ArtifactRef:
+        """What the teacher wrote."""
         config = self.config.generate
-        assert config is not None, "the schema asks for generate wherever there is sft"
+        if config is None:
+            raise ConfigError("generate: null: this recipe has no teacher and no cold start")
         wanted = _part(sets, config.problems) if config.teacher.type in ("scripted", "openai") else {}
-        written = self._keep("generate", write_trajectories(self.run, config, sets=wanted))
-        return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=written))
+        return self._keep("generate", write_trajectories(self.run, config, sets=wanted))
+
+    def trajectories(self, sets: Sets) -> ArtifactRef:
+        """Of what the teacher wrote, what the student learns from."""
+        return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=self.written(sets)))
 
     def cold_start(self, base: ArtifactRef, trajectories: ArtifactRef) -> ArtifactRef:
         """The student after sft."""

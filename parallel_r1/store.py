@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
@@ -23,14 +23,14 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field
 
-from parallel_r1.config import NOT_IN_KEY, FileContent
+from parallel_r1.config import NOT_IN_KEY, FileContent, LocalOrHub
 
 MANIFEST = "MANIFEST.json"
 NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl"})
-"""Files with clocks inside: listed in the manifest, but two artifacts that differ only here have the same digest. (Of a training
-stage only the checkpoint is read by later stages; its metrics.jsonl is for people and notes seconds.)"""
+"""Files for people, which no later stage reads: listed in the manifest, but two artifacts that differ only here have the same digest."""
 
 FILE_CONTENT_MARK = get_args(FileContent)[1]
+LOCAL_OR_HUB_MARK = get_args(LocalOrHub)[1]
 CHUNK = 1 << 20
 
 
@@ -77,15 +77,15 @@ class Manifest(BaseModel):
 
 
 def identity(section: Any) -> Any:
-    """What of a config section decides the outcome, as JSON: fields marked NOT_IN_KEY are dropped, FileContent fields become
-    the sha256 of what lies there.
+    """What of a config section decides the outcome, as JSON: fields marked NOT_IN_KEY are dropped, FileContent fields, and
+    LocalOrHub fields that name a local folder, become the sha256 of what lies there.
 
     Raises StoreError when such a file can't be read.
     """
     if isinstance(section, BaseModel):
         fields = type(section).model_fields
         return {
-            name: _file_identity(name, value) if FILE_CONTENT_MARK in fields[name].metadata else identity(value)
+            name: _field_identity(name, value, fields[name].metadata)
             for name, value in section
             if not _left_out(fields[name].json_schema_extra)
         }
@@ -98,6 +98,15 @@ def identity(section: Any) -> Any:
 
 def _left_out(extra: Any) -> bool:
     return isinstance(extra, Mapping) and NOT_IN_KEY.items() <= extra.items()
+
+
+def _field_identity(name: str, value: Any, marks: Sequence[Any]) -> Any:
+    if FILE_CONTENT_MARK in marks:
+        return _file_identity(name, value)
+    if LOCAL_OR_HUB_MARK in marks and Path(value).is_dir():
+        files = sorted(path for path in Path(value).rglob("*") if path.is_file())
+        return f"sha256:{digest_of({path.relative_to(value).as_posix(): _entry(path) for path in files})}"
+    return identity(value)
 
 
 def _file_identity(field: str, path: str) -> str:

@@ -169,6 +169,8 @@ class Work:
             self.progress.report(event["step"], event["of"], event.get("metrics"))
         elif event["event"] == "note":
             self.progress.note(event["text"])
+        elif event["event"] == "done":
+            self.versions |= event.get("versions", {})
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,7 @@ def supervise(
                     on_text(line)
                 elif event["event"] == "done":
                     done = event
+                    on_event(event)
                 else:
                     on_event(event)
         code = warden.wait()

@@ -19,8 +19,8 @@ SLOW_BASE = ("student.examples=4800", "student.checkpoint_every=20")
 
 
 def test_the_second_run_is_cached_and_a_changed_field_reruns_what_depends_on_it(project: Project) -> None:
-    assert project.run("trajectories") == dict.fromkeys(STAGES, "built")
-    assert project.run("trajectories") == dict.fromkeys(STAGES, "cached")
+    assert project.run("filter_trajectories") == dict.fromkeys(STAGES, "built")
+    assert project.run("filter_trajectories") == dict.fromkeys(STAGES, "cached")
     cached = project.ask("task_runs/filter", {"task_runs": {"state": {"name": {"any_": ["Cached"]}}}, "limit": 200})
     assert STAGES <= {run["name"].rsplit("-", 1)[0] if run["name"] not in STAGES else run["name"] for run in cached}
 
@@ -34,21 +34,21 @@ def test_the_second_run_is_cached_and_a_changed_field_reruns_what_depends_on_it(
     }
     for override, rebuilt in changes.items():
         expected = {title: "built" if title in rebuilt else "cached" for title in STAGES}
-        assert project.run("trajectories", override) == expected, override
+        assert project.run("filter_trajectories", override) == expected, override
 
 
 def test_a_damaged_artifact_is_rebuilt_and_what_depends_on_it_stays(project: Project) -> None:
-    project.run("trajectories")
+    project.run("filter_trajectories")
     [key] = project.keys("generate")
     folder = project.store / "generate" / key
     digest = json.loads((folder / "MANIFEST.json").read_text())["digest"]
     (folder / "trajectories.jsonl").unlink()
-    assert project.run("trajectories") == dict.fromkeys(STAGES, "cached") | {"generate": "built"}
+    assert project.run("filter_trajectories") == dict.fromkeys(STAGES, "cached") | {"generate": "built"}
     assert json.loads((folder / "MANIFEST.json").read_text())["digest"] == digest, "the stage is deterministic"
 
 
 def test_two_identical_runs_at_once_build_each_thing_once(project: Project) -> None:
-    runs = [project.start("trajectories", "generate.count=3000", "prepare.train.tier1.count=3000") for _ in range(2)]
+    runs = [project.start("filter_trajectories", "generate.count=3000", "prepare.train.tier1.count=3000") for _ in range(2)]
     results = []
     for run in runs:
         output, errors = run.communicate(timeout=120)
@@ -141,15 +141,15 @@ def test_the_store_on_s3(project: Project) -> None:
         environment = {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
         make = f"import s3fs; s3fs.S3FileSystem(endpoint_url='http://{host}:{port}').mkdir('flows')"
         subprocess.run([sys.executable, "-c", make], env={**os.environ, **keys}, check=True)
-        assert project.run("trajectories", "store=s3://flows/some/prefix", **environment) == dict.fromkeys(STAGES, "built")
-        assert project.run("trajectories", "store=s3://flows/some/prefix", **environment) == dict.fromkeys(STAGES, "cached")
+        assert project.run("filter_trajectories", "store=s3://flows/some/prefix", **environment) == dict.fromkeys(STAGES, "built")
+        assert project.run("filter_trajectories", "store=s3://flows/some/prefix", **environment) == dict.fromkeys(STAGES, "cached")
     finally:
         server.stop()
     assert not project.store.exists()
 
 
 def test_every_stage_shows_an_artifact(project: Project) -> None:
-    project.run("trajectories")
+    project.run("filter_trajectories")
     shown = {artifact["key"] for artifact in project.ask("artifacts/latest/filter", {"limit": 200})}
     assert {"prepare-train-tier1", "generate", "filter", "progress-generate"} <= shown
     [table] = [artifact for artifact in project.ask("artifacts/latest/filter", {"limit": 200}) if artifact["key"] == "filter"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 
-from parallel_r1.config import NOT_IN_KEY, FilesSource, RlConfig, Section
+from parallel_r1.config import NOT_IN_KEY, FilesSource, HubStudent, RlConfig, Section
 from parallel_r1.store import MANIFEST, ArtifactRef, Store, StoreError, digest_of, identity, key_of, open_filesystem
 from pydantic import Field
 
@@ -225,3 +225,13 @@ def test_the_endpoint_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:2")
     assert open_filesystem("s3://bucket/x")[0].storage_options["endpoint_url"] == "http://127.0.0.1:2"
     assert not os.path.exists("s3:")
+
+
+def test_a_local_checkpoint_is_known_by_its_content_and_a_hub_one_by_its_name(tmp_path: Path) -> None:
+    first, moved, other = (tmp_path / name for name in ("first", "moved", "other"))
+    for folder, weights in ((first, "w1"), (moved, "w1"), (other, "w2")):
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(weights)
+    known = {folder.name: identity(HubStudent(name=str(folder)))["name"] for folder in (first, moved, other)}
+    assert known["first"] == known["moved"] != known["other"]
+    assert identity(HubStudent(name="Qwen/Qwen3-4B-Base"))["name"] == "Qwen/Qwen3-4B-Base"
