@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 FileContent = Annotated[str, "file content"]
 """A path or URL whose *content* identifies it: cache keys hold the digest of what lies there, never the path."""
 
+LocalOrHub = Annotated[str, "local folder or hub id"]
+"""A local folder, identified by its content, or the name of something on the hub, identified by name and revision."""
+
 NOT_IN_KEY = {"in_key": False}
 """`json_schema_extra` of fields that say how to run, not what comes out: they never change a cache key."""
 
@@ -145,7 +148,7 @@ class HubStudent(Section):
     """Any causal checkpoint: a hub id or a local folder. The six tags are added as plain single tokens."""
 
     type: Literal["hub"] = "hub"
-    name: str = Field("Qwen/Qwen3-4B-Base", description="hub id or folder (paper: Qwen3-4B-Base)")
+    name: LocalOrHub = Field("Qwen/Qwen3-4B-Base", description="hub id or folder (paper: Qwen3-4B-Base)")
     revision: str | None = Field(None, description="commit to pin; the newest when left out")
     trust_remote_code: bool = Field(False, description="run model code that comes with the checkpoint: off unless you trust it")
 
@@ -249,14 +252,20 @@ class SftConfig(Section):
         return _check_micro_batch(self, self.batch_size)
 
 
-Engine = Literal["auto", "vllm", "transformers"]
+Engine = Literal["auto", "vllm", "transformers", "http"]
 
 
 class RolloutConfig(Section):
     """How the student thinks in parallel while it generates (paper section 3.2)."""
 
     attention: Attention = Field("causal", description=ATTENTION)
-    engine: Engine = Field("auto", description="auto takes vLLM where it is installed; the result says which it took")
+    engine: Engine = Field(
+        "auto", description="auto takes vLLM where it is installed; http: servers that run already, named in endpoints; the result says which it took"
+    )
+    endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]] = Field(
+        default_factory=list, description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each gets max_in_flight requests at once",
+        json_schema_extra=NOT_IN_KEY,
+    )
     num_paths: int = Field(2, ge=2, le=16, description="paths per block; the paper and its code use 2")
     max_blocks: int = Field(4, ge=0, description="blocks per response; the main thread still finishes after the last one")
     max_prompt_tokens: int = Field(2000, ge=1, description="longer prompts are left out and counted; paper: 2000")
@@ -266,6 +275,14 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature; paper: 1.0")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; paper: 1.0")
     max_in_flight: int = Field(256, ge=1, description="requests that the engine works on at once", json_schema_extra=NOT_IN_KEY)
+
+    @model_validator(mode="after")
+    def _endpoints_of_http(self) -> RolloutConfig:
+        if self.engine == "http" and not self.endpoints:
+            raise ValueError("engine: http needs endpoints: the servers' addresses, such as endpoints: [http://127.0.0.1:8000]")
+        if self.engine != "http" and self.endpoints:
+            raise ValueError(f"endpoints are used by engine: http alone, not by engine: {self.engine}; set engine: http or leave them out")
+        return self
 
 
 Reward = Literal["accuracy", "accuracy_and_parallel", "alternating"]
