@@ -327,6 +327,15 @@ class RlConfig(Section):
     def _whole_micro_batches(self) -> RlConfig:
         return _check_micro_batch(self, self.prompts_per_step * self.rollouts_per_prompt)
 
+    @model_validator(mode="after")
+    def _samples_from_the_policy(self) -> RlConfig:
+        if self.rollout.temperature != 1 or self.rollout.top_p != 1:
+            raise ValueError(
+                f"rollout.temperature {self.rollout.temperature}, rollout.top_p {self.rollout.top_p}: rl trains the distribution that it samples, "
+                "and the sampler's log-probs are those of temperature 1 and top_p 1 (paper: both 1); set both to 1"
+            )
+        return self
+
 
 def _check_micro_batch(section: Any, batch: int) -> Any:
     if batch % section.micro_batch_size:

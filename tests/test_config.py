@@ -47,6 +47,7 @@ def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
         ("rl.0.rollout.num_paths=1", ["rl.0.rollout.num_paths = 1", "greater than or equal to 2", "max_blocks: 0"], "a bound, and the way out"),
         ("student.head_dim=24", ["student.head_dim = 24", "32, 64 or 128"], "what is allowed"),
         ("sft.micro_batch_size=5", ["sft", "does not divide the batch of 16"], "a check across fields"),
+        ("rl.0.rollout.temperature=0.6", ["rl.0", "temperature 0.6", "set both to 1"], "rl must train what it samples"),
         ("evaluate.sets=[tier9]", ["evaluate.sets", "tier9", "tier1, tier2, tier3"], "a set that is not there"),
         ("rl.0.problems={tier9: 1.0}", ["rl.0.problems", "tier9"], "a mixture of a set that is not there"),
         ("generate=null", ["sft and generate"], "half a cold start"),
