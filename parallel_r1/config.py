@@ -46,52 +46,110 @@ class ProceduralSource(Section):
     count: int = Field(ge=1, le=100_000, description="problems to make")
 
 
-class FilesSource(Section):
+class RowsSource(Section):
+    """What every source of raw rows has in common: where problem and answer stand, and what is dropped (`parallel_r1/cleaning.py`)."""
+
+    problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
+    answer_column: str = Field("answer", description="column with the answer, or with a solution that ends in '#### answer' or \\boxed{answer}")
+    template: str | None = Field(
+        None, pattern=r"\{problem\}", description="text around every problem, with {problem} in its place: taken off; verl's own are known"
+    )
+    script: Literal["any", "latin"] = Field("any", description="latin: drops problems of which more than a tenth is in another script")
+    max_chars: int | None = Field(None, ge=1, description="drops longer problems; no bound when left out")
+    limit: int | None = Field(None, ge=1, description="clean problems to take from the top; all when left out")
+
+
+class FilesSource(RowsSource):
     """Problems that lie in a file, one per row: jsonl, parquet or csv; local, or s3:// and other fsspec URLs."""
 
     type: Literal["files"] = "files"
     path: FileContent = Field(description="file to read; ${NAME} is replaced from the environment")
-    problem_column: str = Field("problem", description="column with the problem's text")
-    answer_column: str = Field("answer", description="column with the right answer")
-    limit: int | None = Field(None, ge=1, description="problems to take from the top; all when left out")
 
 
-class HubSource(Section):
-    """A data set on the Hugging Face hub (datasets.load_dataset)."""
+PRESETS: dict[str, dict[str, str]] = {
+    "gsm8k": {"name": "openai/gsm8k", "config": "main", "problem_column": "question"},
+    "dapo": {
+        "name": "BytedTsinghua-SIA/DAPO-Math-17k",
+        "problem_column": "prompt.0.content",
+        "answer_column": "reward_model.ground_truth",
+    },
+    "dapo_processed": {
+        "name": "open-r1/DAPO-Math-17k-Processed",
+        "config": "en",
+        "problem_column": "prompt",
+        "answer_column": "solution",
+    },
+    "math_train": {"name": "DigitalLearningGmbH/MATH-lighteval", "answer_column": "solution"},
+    "math500": {"name": "HuggingFaceH4/MATH-500", "split": "test"},
+    "amc23": {"name": "math-ai/amc23", "split": "test", "problem_column": "question"},
+    "aime24": {"name": "HuggingFaceH4/aime_2024"},
+    "aime25": {"name": "math-ai/aime25", "split": "test"},
+}
+"""Known data sets of the hub and their columns. `dapo` is the layout of verl (a chat message with a template around the problem),
+`dapo_processed` the one without."""
+
+
+class HubSource(RowsSource):
+    """A data set on the Hugging Face hub (datasets.load_dataset), or a local folder in a hub layout."""
 
     type: Literal["hub"] = "hub"
+    preset: Literal["gsm8k", "dapo", "dapo_processed", "math_train", "math500", "amc23", "aime24", "aime25"] | None = Field(
+        None, description="a known data set: fills whatever of name, config, split and columns is left out"
+    )
     name: str = Field(description="data set id, such as openai/gsm8k")
     config: str | None = Field(None, description="configuration of the data set")
     split: str = Field("train", description="split of the data set")
     revision: str | None = Field(None, description="commit to pin; the newest when left out")
-    problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
-    answer_column: str = Field("answer", description="column with the right answer, or with a solution ending in '#### answer'")
-    limit: int | None = Field(None, ge=1, description="problems to take from the top; all when left out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_preset(cls, raw: Any) -> Any:
+        known = PRESETS.get(raw["preset"]) if isinstance(raw, dict) and isinstance(raw.get("preset"), str) else None
+        return {**known, **raw} if known else raw
 
 
-Source = Annotated[ProceduralSource | FilesSource | HubSource, Field(discriminator="type")]
+class ReasoningGymSource(Section):
+    """Problems made by the package reasoning_gym (`make reasoning-gym` installs it): one of its data sets at one level."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    dataset: str = Field(description="name of the data set, such as chain_sum, gcd or leg_counting")
+    level: int | None = Field(None, ge=0, description="level of its curriculum, 0 the easiest; its own defaults when left out")
+    parameters: dict[str, int | float | bool | str] = Field(default_factory=dict, description="further settings of the data set, by its names")
+    split: Literal["train", "heldout"] = Field("train", description="the two never share a question, at any seed")
+    count: int = Field(ge=1, le=100_000, description="problems to make")
+    answers: Literal["integer", "short"] = Field("integer", description="answers to keep: whole numbers, or all of one line of 40 characters")
+
+
+Source = Annotated[ProceduralSource | FilesSource | HubSource | ReasoningGymSource, Field(discriminator="type")]
+
+
+class DecontaminateConfig(Section):
+    """Training problems that are a test item, or nearly (`parallel_r1/decontamination.py`): 23 of the 40 AMC23 problems lie in DAPO."""
+
+    ngram: int = Field(13, ge=3, description="words in a row that count as a piece of a test item")
+    threshold: float = Field(0.5, gt=0, le=1, description="share of a test item's pieces found in one training item that makes it a copy")
+    remove: bool = Field(True, description="take copies out of the training sets; off: only report them")
 
 
 class PrepareConfig(Section):
     """Named problem sets. Every set is an artifact of its own, so a change of one reruns only what reads it."""
 
     train: dict[str, Source] = Field(
-        default_factory=lambda: {
-            "gsm8k": HubSource(name="openai/gsm8k", config="main", problem_column="question"),
-            "dapo": HubSource(
-                name="BytedTsinghua-SIA/DAPO-Math-17k", problem_column="prompt.0.content", answer_column="reward_model.ground_truth"
-            ),
-        },
+        default_factory=lambda: {"gsm8k": HubSource(preset="gsm8k"), "dapo": HubSource(preset="dapo")},
         description="sets to learn from (paper section 4.1: GSM8K is easy, DAPO is hard)",
     )
     evaluation: dict[str, Source] = Field(
         default_factory=lambda: {
-            "AIME25": HubSource(name="math-ai/aime25", split="test"),
-            "AIME24": HubSource(name="HuggingFaceH4/aime_2024"),
-            "AMC23": HubSource(name="math-ai/amc23", split="test", problem_column="question"),
-            "MATH": HubSource(name="HuggingFaceH4/MATH-500", split="test"),
+            "AIME25": HubSource(preset="aime25"),
+            "AIME24": HubSource(preset="aime24"),
+            "AMC23": HubSource(preset="amc23"),
+            "MATH": HubSource(preset="math500"),
         },
         description="sets to be measured on (paper section 4.1)",
+    )
+    decontaminate: DecontaminateConfig | None = Field(
+        default_factory=DecontaminateConfig,
+        description="compare what is learned from with every evaluation set of the run; null: don't. Made-up sets need no comparing",
     )
 
 
@@ -493,7 +551,7 @@ WAYS_OUT = {"num_paths": ". For a run without blocks set rollout.max_blocks: 0"}
 
 
 def _explain(origin: str, fault: dict[str, Any]) -> str:
-    unions = {"procedural", "files", "hub", "scripted", "openai", "scratch"}
+    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch", "style", "file", "rows"}
     where = ".".join(str(part) for part in fault["loc"] if part not in unions)
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"

@@ -1,4 +1,4 @@
-"""Engines sample what the state machine asks for. Two of one interface: vLLM in process, and transformers where there is no vLLM."""
+"""Engines sample what the state machine asks for. Three of one interface: vLLM in process, vLLM servers, transformers where there is no vLLM."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
         from parallel_r1.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(checkpoint, config, seed)
+    if kind == "http":
+        from parallel_r1.rollout.http_engine import HttpEngine
+
+        return HttpEngine(checkpoint, config)
     from parallel_r1.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(checkpoint, config, seed)
