@@ -1,9 +1,10 @@
-"""Fixtures of the worker environment: one tiny checkpoint and one vLLM engine for the whole session (vLLM takes long to load)."""
+"""Fixtures of the worker environment: one tiny checkpoint, and each engine loaded once for the whole session (vLLM takes long to load)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,11 +14,11 @@ import pytest
 import torch
 
 from parallel_r1 import student
-from parallel_r1.config import RolloutConfig, ScratchStudent
+from parallel_r1.config import Attention, RolloutConfig, ScratchStudent
 from parallel_r1.markup import TAGS
 from parallel_r1.rollout.engines import Engine, open_engine
 
-ROLLOUT = RolloutConfig(max_blocks=2, max_prompt_tokens=64, max_response_tokens=160, max_path_tokens=24, max_summary_tokens=16, max_in_flight=64)
+ROLLOUT = RolloutConfig(max_blocks=2, max_prompt_tokens=64, max_response_tokens=256, max_path_tokens=24, max_summary_tokens=16, max_in_flight=64)
 
 
 def make_tiny(folder: Path, seed: int = 0) -> Path:
@@ -39,7 +40,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
+EngineOf = Callable[[str, Attention], Engine]
+
+
 @pytest.fixture(scope="session")
-def engines(tiny: Path) -> Iterator[dict[str, Engine]]:
-    """Both engines on the tiny checkpoint."""
-    yield {kind: open_engine(tiny, ROLLOUT.model_copy(update={"engine": kind}), seed=0) for kind in ("vllm", "transformers")}
+def engine_of(tiny: Path) -> EngineOf:
+    """The engine of a kind and an attention on the tiny checkpoint, loaded when it is first asked for."""
+
+    @cache
+    def load(kind: str, attention: Attention) -> Engine:
+        return open_engine(tiny, ROLLOUT.model_copy(update={"engine": kind, "attention": attention}), seed=0)
+
+    return load

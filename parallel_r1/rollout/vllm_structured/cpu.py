@@ -14,18 +14,11 @@ from parallel_r1.rollout.vllm_structured.visibility import SeesHoles
 
 
 class CpuImplementation(SeesHoles, CPUAttentionBackendImpl):
-    """The cache of each block and head holds its keys, then its values, in an order that depends on the processor: read by `packing`."""
+    """vLLM's CPU attention with holes."""
 
     def read_cache(self, layer: Any, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values that lie in `blocks`, both (tokens, key-value heads, head size)."""
-        _, heads, block_size, _ = cache.shape
-        order = packing(layer.isa, block_size, self.head_size, cache.dtype)
-        packed = cache[blocks].view(len(blocks), heads, 2, block_size * self.head_size)
-        keys, values = (
-            packed[:, :, index, where].view(len(blocks), heads, block_size, self.head_size).transpose(1, 2).flatten(0, 1)
-            for index, where in enumerate(order)
-        )
-        return keys, values
+        return read_packed(cache, blocks, layer.isa, self.head_size)
 
 
 class CpuBackend(CPUAttentionBackend):
@@ -35,6 +28,17 @@ class CpuBackend(CPUAttentionBackend):
     def get_impl_cls() -> type[CpuImplementation]:
         """The implementation with holes."""
         return CpuImplementation
+
+
+def read_packed(cache: Tensor, blocks: Tensor, isa: str, head_size: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of some blocks. A block and head holds its keys, then its values, in an order that depends on the processor."""
+    _, heads, block_size, _ = cache.shape
+    packed = cache[blocks].view(len(blocks), heads, 2, block_size * head_size)
+    keys, values = (
+        packed[:, :, index, where].view(len(blocks), heads, block_size, head_size).transpose(1, 2).flatten(0, 1)
+        for index, where in enumerate(packing(isa, block_size, head_size, cache.dtype))
+    )
+    return keys, values
 
 
 @lru_cache

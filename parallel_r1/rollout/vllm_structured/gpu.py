@@ -17,14 +17,13 @@ from parallel_r1.rollout.vllm_structured.visibility import SeesHoles
 
 
 class FlashImplementation(SeesHoles, FlashAttentionImpl):
-    """The cache is (blocks, heads, tokens, keys beside values)."""
+    """vLLM's FlashAttention with holes."""
 
     def read_cache(self, layer: Any, cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values that lie in `blocks`, both (tokens, key-value heads, head size)."""
         if self.kv_cache_dtype not in ("auto", "float16", "bfloat16"):
             raise NotImplementedError(f"structured attention: kv_cache_dtype {self.kv_cache_dtype!r} can't be read; leave it at auto")
-        keys, values = cache[blocks].transpose(1, 2).flatten(0, 1).split(self.head_size, dim=-1)
-        return keys, values
+        return read_paged(cache, blocks, self.head_size)
 
 
 class FlashMetadataBuilder(FlashAttentionMetadataBuilder):
@@ -45,3 +44,9 @@ class FlashBackend(FlashAttentionBackend):
     def get_builder_cls() -> type[FlashMetadataBuilder]:
         """The builder without whole-forward CUDA graphs."""
         return FlashMetadataBuilder
+
+
+def read_paged(cache: Tensor, blocks: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of some blocks of a cache that is (blocks, heads, tokens, keys beside values)."""
+    keys, values = cache[blocks].transpose(1, 2).flatten(0, 1).split(head_size, dim=-1)
+    return keys, values
