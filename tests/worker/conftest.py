@@ -12,10 +12,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from parallel_r1 import student
 from parallel_r1.config import Attention, RolloutConfig, ScratchStudent
-from parallel_r1.markup import TAGS
+from parallel_r1.markup import TAGS, TagIds
 from parallel_r1.rollout.engines import Engine, open_engine
 
 ROLLOUT = RolloutConfig(max_blocks=2, max_prompt_tokens=64, max_response_tokens=256, max_path_tokens=24, max_summary_tokens=16, max_in_flight=64)
@@ -38,6 +39,12 @@ def make_tiny(folder: Path, seed: int = 0) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny checkpoint."""
     return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tags(tiny: Path) -> TagIds:
+    """The tags' ids in the tiny checkpoint."""
+    return TagIds.from_tokenizer(AutoTokenizer.from_pretrained(tiny))
 
 
 EngineOf = Callable[[str, Attention], Engine]
