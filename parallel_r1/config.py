@@ -1,7 +1,8 @@
 """The schema of a run: one class per stage; the defaults are the paper's values (arXiv 2509.07980), each field names its source.
 
-`load(path, overrides)` reads a YAML file that holds only what differs from these defaults. `${NAME}` in a value is replaced from the
-environment. Whatever is wrong with a file is raised as one `ConfigError` that names the file, the field, the value and the way out.
+`load(path, overrides)` reads a YAML file that holds only what differs from these defaults, or from the file that it `extends`. `${NAME}` in
+a value is replaced from the environment. Whatever is wrong with a file is raised as one `ConfigError` that names the file, the field, the
+value and the way out.
 """
 
 from __future__ import annotations
@@ -524,18 +525,46 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Pipelin
     Raises ConfigError with one line per fault.
     """
     path = Path(path)
+    raw = _read(path)
+    for override in overrides:
+        _apply(raw, override)
+    return parse(raw, str(path))
+
+
+EXTENDS = "extends"
+"""Top-level key of a file that holds only what differs from another one, named relative to it."""
+
+
+def _read(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Shipped configs: pipeline_config.yaml and recipes/*.yaml") from None
+        hint = f"named by `{EXTENDS}` in {extending[-1]}" if extending else "Shipped configs: pipeline_config.yaml and recipes/*.yaml"
+        raise ConfigError(f"{path}: no such file. {hint}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: can't be read as YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a config is a mapping of sections, this is {type(raw).__name__}")
     raw = _expand(raw, path)
-    for override in overrides:
-        _apply(raw, override)
-    return parse(raw, str(path))
+    if EXTENDS not in raw:
+        return raw
+    base = raw.pop(EXTENDS)
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: {EXTENDS} = {base!r}: name one file, relative to this one")
+    chain = (*extending, path)
+    if any((path.parent / base).resolve() == seen.resolve() for seen in chain):
+        raise ConfigError(f"{path}: {EXTENDS} = {base!r}: goes round in a circle: {' -> '.join(map(str, chain))} -> {base}")
+    return _merge(_read(Path(os.path.normpath(path.parent / base)), chain), raw)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`: mappings are merged, unless they are of another `type`; everything else, lists too, is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both and value.get("type", old.get("type")) == old.get("type") else value
+    return merged
 
 
 def parse(raw: dict[str, Any], origin: str = "config") -> PipelineConfig:

@@ -91,3 +91,66 @@ def test_missing_file_is_named() -> None:
 def test_overrides_reach_defaults_that_the_file_leaves_out() -> None:
     changed = load(ROOT / "pipeline_config.yaml", ["resources.threads=2", "store=s3://bucket/x", "rl.1.steps=5"])
     assert (changed.resources.threads, changed.store, changed.rl[1].steps) == (2, "s3://bucket/x", 5)
+
+
+# --- files that extend another --------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, **texts: str) -> Path:
+    """YAML files by name; gives the last one's path."""
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder / f"{name}.yaml"
+
+
+def test_the_unseen_demo_is_the_demo_with_another_attention() -> None:
+    seen, unseen = load(ROOT / "pipeline_config.yaml"), load(ROOT / "recipes" / "demo_unseen.yaml")
+    parts = (unseen.sft, unseen.evaluate.rollout, *(stage.rollout for stage in unseen.rl))
+    assert {part.attention for part in parts} == {"structured"}
+    assert load(ROOT / "pipeline_config.yaml", ["attention=structured", "name=demo_unseen"]) == unseen
+    assert (seen.prepare, seen.student, seen.generate, seen.filter) == (unseen.prepare, unseen.student, unseen.generate, unseen.filter), "shared"
+
+
+BASE = """
+prepare: {train: {a: {type: procedural, tier: 1, count: 5}}, evaluation: {b: {type: procedural, tier: 1, count: 5}}}
+student: {type: scratch, problems: {a: 1.0}, hidden_size: 64}
+generate: {problems: {a: 1.0}, teacher: {type: scripted, slip_rate: 0.2}}
+rl: [{name: one, problems: {a: 1.0}, steps: 3}, {name: two, problems: {a: 1.0}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "expected", "reason"),
+    [
+        ("student: {hidden_size: 128}", "student.hidden_size", 128, "a value of a mapping is changed"),
+        ("student: {hidden_size: 128}", "student.problems", {"a": 1.0}, "what stands beside it stays"),
+        ("generate: {teacher: {type: openai}}", "generate.teacher.type", "openai", "another type takes nothing over"),
+        ("generate: {teacher: {slip_rate: 0.3}}", "generate.teacher.type", "scripted", "the type may be left out"),
+        ("rl: [{name: other, problems: {a: 1.0}}]", "rl", ["other"], "lists are replaced"),
+        ("generate: null\nsft: null", "generate", None, "null switches a section off"),
+        ("name: x", "rl", ["one", "two"], "what isn't named stays"),
+    ],
+)
+def test_a_file_holds_what_differs_from_the_one_it_extends(changes: str, path: str, expected: object, reason: str, tmp_path: Path) -> None:
+    found: object = load(write(tmp_path, base=BASE, middle="extends: base.yaml\nseed: 3", top=f"extends: middle.yaml\n{changes}"))
+    assert found.seed == 3
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert ([stage.name for stage in found] if path == "rl" else found) == expected, reason
+
+
+@pytest.mark.parametrize(
+    ("texts", "parts", "reason"),
+    [
+        ({"top": "extends: gone.yaml"}, ["gone.yaml: no such file", "named by `extends` in", "top.yaml"], "both files are named"),
+        ({"top": "extends: top.yaml"}, ["top.yaml: extends = 'top.yaml'", "circle"], "itself"),
+        ({"a": "extends: ./top.yaml", "top": "extends: a.yaml"}, ["a.yaml: extends", "circle", "top.yaml -> "], "by way of another"),
+        ({"top": "extends: [a, b]"}, ["top.yaml: extends = ['a', 'b']", "one file"], "several"),
+        ({"a": "- 1", "top": "extends: a.yaml"}, ["a.yaml", "mapping of sections"], "what is extended must be a config"),
+        ({"a": "seed: ${NOT_SET_ANYWHERE}", "top": "extends: a.yaml"}, ["a.yaml", "NOT_SET_ANYWHERE"], "the file that holds the value"),
+    ],
+)
+def test_extending_goes_wrong_with_both_files_named(texts: dict[str, str], parts: list[str], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, **texts))
+    assert [part for part in parts if part not in str(caught.value)] == [], f"{reason}: {caught.value}"
