@@ -51,9 +51,9 @@ class RowsSource(Section):
     """What every source of raw rows has in common: where problem and answer stand, and what is dropped (`parallel_r1/cleaning.py`)."""
 
     problem_column: str = Field("problem", description="column with the problem's text; a.0.b reaches into lists and structs")
-    answer_column: str = Field("answer", description="column with the answer, or with a solution that ends in '#### answer' or \\boxed{answer}")
+    answer_column: str = Field("answer", description="column with the answer, or with a solution ending in '#### 5' or a box")
     template: str | None = Field(
-        None, pattern=r"\{problem\}", description="text around every problem, with {problem} in its place: taken off; verl's own are known"
+        None, pattern=r"\{problem\}", description="text around every problem, {problem} in its place: taken off; verl's own are known"
     )
     script: Literal["any", "latin"] = Field("any", description="latin: drops problems of which more than a tenth is in another script")
     max_chars: int | None = Field(None, ge=1, description="drops longer problems; no bound when left out")
@@ -115,10 +115,10 @@ class ReasoningGymSource(Section):
     type: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = Field(description="name of the data set, such as chain_sum, gcd or leg_counting")
     level: int | None = Field(None, ge=0, description="level of its curriculum, 0 the easiest; its own defaults when left out")
-    parameters: dict[str, int | float | bool | str] = Field(default_factory=dict, description="further settings of the data set, by its names")
+    parameters: dict[str, int | float | bool | str] = Field(default_factory=dict, description="further settings of the data set")
     split: Literal["train", "heldout"] = Field("train", description="the two never share a question, at any seed")
     count: int = Field(ge=1, le=100_000, description="problems to make")
-    answers: Literal["integer", "short"] = Field("integer", description="answers to keep: whole numbers, or all of one line of 40 characters")
+    answers: Literal["integer", "short"] = Field("integer", description="answers to keep: whole numbers, or all of one short line")
 
 
 Source = Annotated[ProceduralSource | FilesSource | HubSource | ReasoningGymSource, Field(discriminator="type")]
@@ -344,7 +344,9 @@ class RolloutConfig(Section):
         return self
 
 
-Reward = Literal["accuracy", "accuracy_and_parallel", "alternating"]
+Reward = Literal[
+    "accuracy", "accuracy_and_parallel", "alternating", "parallel_only", "emphasis", "accuracy_plus_parallel", "efficiency", "diversity"
+]
 
 
 class RlConfig(Section):
@@ -580,7 +582,7 @@ WAYS_OUT = {"num_paths": ". For a run without blocks set rollout.max_blocks: 0"}
 
 
 def _explain(origin: str, fault: dict[str, Any]) -> str:
-    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch", "style", "file", "rows"}
+    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch"}
     where = ".".join(str(part) for part in fault["loc"] if part not in unions)
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"

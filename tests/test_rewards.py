@@ -1,75 +1,141 @@
 """The rewards: their tables are their specification."""
 
+from __future__ import annotations
+
 import itertools
+from typing import get_args
 
 import pytest
 
-from parallel_r1.config import RlConfig
-from parallel_r1.rewards import accuracy, accuracy_and_parallel, alternating, reward_of
+from parallel_r1.config import Reward, RlConfig
+from parallel_r1.rewards import (
+    Outcome,
+    accuracy,
+    accuracy_and_parallel,
+    accuracy_plus_parallel,
+    alternating,
+    diversity,
+    efficiency,
+    emphasis,
+    parallel_only,
+    reward_of,
+)
 
-
-@pytest.mark.parametrize("correct, expected", [(True, 1.0), (False, -1.0)])
-def test_accuracy(correct: bool, expected: float) -> None:
-    assert accuracy(correct) == expected
+RIGHT, WRONG = Outcome(correct=True), Outcome(correct=False)
+HONEST = Outcome(correct=True, blocks=1, tokens=80, critical_path_tokens=60, path_similarity=0.1)
+HONEST_WRONG = Outcome(correct=False, blocks=1, tokens=80, critical_path_tokens=60, path_similarity=0.1)
+FAULTY = Outcome(correct=True, blocks=1, well_formed=False, tokens=80, critical_path_tokens=60)
+COPIED = Outcome(correct=True, blocks=1, tokens=80, critical_path_tokens=60, path_similarity=1.0)
+STRAY = Outcome(correct=True, blocks=0, well_formed=False)
 
 
 @pytest.mark.parametrize(
-    "correct, blocks, well_formed, expected, reason",
-    [
-        (True, 1, True, 1.0, "right, and thought in parallel"),
-        (True, 3, True, 1.0, "more blocks earn no more"),
-        (True, 0, True, -1.0, "right without a block: the easy stage teaches the form"),
-        (True, 1, False, -1.0, "a faulty block is no block (empty paths, unclosed tags)"),
-        (True, 0, False, -1.0, "stray tags without a block"),
-        (False, 1, True, -1.0, "a block doesn't make up for a wrong answer"),
-        (False, 0, True, -1.0, "neither"),
-    ],
+    ("outcome", "expected", "reason"),
+    [(RIGHT, 1, "right"), (WRONG, -1, "wrong"), (FAULTY, 1, "markup isn't looked at"), (HONEST_WRONG, -1, "a block doesn't help")],
 )
-def test_accuracy_and_parallel(correct: bool, blocks: int, well_formed: bool, expected: float, reason: str) -> None:
-    assert accuracy_and_parallel(correct, blocks, well_formed) == expected, reason
+def test_accuracy(outcome: Outcome, expected: float, reason: str) -> None:
+    assert accuracy(outcome) == expected, reason
 
 
 @pytest.mark.parametrize(
-    "step, correct, blocks, well_formed, expected, reason",
+    ("outcome", "expected", "reason"),
     [
-        (0, True, 1, True, 1.0, "accuracy phase: parallel earns nothing"),
-        (0, True, 1, False, 1.0, "accuracy phase: markup isn't looked at"),
-        (7, False, 1, True, -1.0, "last step of the accuracy phase"),
-        (8, True, 1, True, 1.2, "bonus phase, right and parallel"),
-        (9, True, 1, True, 1.2, "last step of the window"),
-        (8, True, 1, False, -1.0, "bonus phase, right but malformed (released code)"),
-        (8, True, 0, True, 1.0, "bonus phase, right without a block keeps its reward"),
-        (8, False, 1, True, -1.0, "bonus phase, wrong"),
-        (10, True, 1, True, 1.0, "the next window begins with accuracy"),
-        (18, True, 0, True, 1.0, "window repeats; sequential right answers keep their reward"),
+        (HONEST, 1, "right, and thought in parallel"),
+        (Outcome(correct=True, blocks=3), 1, "more blocks earn no more"),
+        (RIGHT, -1, "right without a block: the easy stage teaches the form"),
+        (FAULTY, -1, "a faulty block is no block (empty paths, unclosed tags)"),
+        (STRAY, -1, "stray tags without a block"),
+        (HONEST_WRONG, -1, "a block doesn't make up for a wrong answer"),
+        (WRONG, -1, "neither"),
     ],
 )
-def test_alternating(step: int, correct: bool, blocks: int, well_formed: bool, expected: float, reason: str) -> None:
-    assert alternating(step, correct, blocks, well_formed) == expected, reason
+def test_accuracy_and_parallel(outcome: Outcome, expected: float, reason: str) -> None:
+    assert accuracy_and_parallel(outcome) == expected, reason
 
 
-@pytest.mark.parametrize("window, bonus_steps, paid", [(10, 2, {8, 9}), (4, 1, {3, 7}), (5, 3, {2, 3, 4, 7, 8, 9})])
+@pytest.mark.parametrize(
+    ("outcome", "expected", "reason"),
+    [(HONEST_WRONG, 1, "the ablation: the answer isn't looked at"), (RIGHT, -1, "no block"), (FAULTY, -1, "a faulty block")],
+)
+def test_parallel_only(outcome: Outcome, expected: float, reason: str) -> None:
+    assert parallel_only(outcome) == expected, reason
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome", "expected", "reason"),
+    [
+        (0, HONEST, 1.0, "accuracy phase: parallel earns nothing"),
+        (0, FAULTY, 1.0, "accuracy phase: markup isn't looked at"),
+        (7, HONEST_WRONG, -1.0, "last step of the accuracy phase"),
+        (8, HONEST, 1.2, "bonus phase, right and parallel"),
+        (9, HONEST, 1.2, "last step of the window"),
+        (8, FAULTY, -1.0, "bonus phase, right but malformed (released code)"),
+        (8, RIGHT, 1.0, "bonus phase, right without a block keeps its reward"),
+        (8, HONEST_WRONG, -1.0, "bonus phase, wrong"),
+        (10, HONEST, 1.0, "the next window begins with accuracy"),
+        (18, RIGHT, 1.0, "window repeats; sequential right answers keep their reward"),
+    ],
+)
+def test_alternating(step: int, outcome: Outcome, expected: float, reason: str) -> None:
+    assert alternating(outcome, step) == expected, reason
+
+
+@pytest.mark.parametrize(("window", "bonus_steps", "paid"), [(10, 2, {8, 9}), (4, 1, {3, 7}), (5, 3, {2, 3, 4, 7, 8, 9})])
 def test_the_window_is_configurable(window: int, bonus_steps: int, paid: set[int]) -> None:
-    assert {s for s in range(10) if alternating(s, True, 1, True, window, bonus_steps) > 1} == paid
+    assert {step for step in range(10) if alternating(HONEST, step, window, bonus_steps) > 1} == paid
 
 
-ROLLOUTS = list(itertools.product((True, False), (0, 1, 4), (True, False)))
+@pytest.mark.parametrize(
+    ("reward", "outcome", "expected", "reason"),
+    [
+        (emphasis, HONEST, 1.2, "the bonus in every step"),
+        (emphasis, RIGHT, 1.0, "no block, no bonus, no loss"),
+        (emphasis, FAULTY, -1.0, "as in the released code"),
+        (accuracy_plus_parallel, HONEST, 1.5, "right and parallel"),
+        (accuracy_plus_parallel, FAULTY, 1.0, "a faulty block earns nothing, the right answer stays"),
+        (accuracy_plus_parallel, HONEST_WRONG, -0.5, "wrong and parallel stays far below right and sequential"),
+        (efficiency, RIGHT, 1.0, "nothing saved"),
+        (efficiency, HONEST, 1.225, "a quarter off the critical path, paths a tenth alike"),
+        (efficiency, COPIED, 1.0, "copied paths save nothing"),
+        (efficiency, HONEST_WRONG, -1.0, "cheap and wrong"),
+        (diversity, HONEST, 1.18, "different paths"),
+        (diversity, COPIED, 1.0, "copies earn what no block does"),
+        (diversity, RIGHT, 1.0, "no block"),
+    ],
+)
+def test_further_published_forms(reward, outcome: Outcome, expected: float, reason: str) -> None:
+    assert reward(outcome) == pytest.approx(expected), reason
 
 
-@pytest.mark.parametrize("name", ["accuracy", "accuracy_and_parallel", "alternating"])
+OUTCOMES = [
+    Outcome(correct, blocks, well_formed, 100, 100 - 40 * (blocks > 0), similarity)
+    for correct, blocks, well_formed, similarity in itertools.product((True, False), (0, 1, 4), (True, False), (0.0, 0.5, 1.0))
+    if blocks or not similarity
+]
+REWARDS = get_args(Reward)
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if name != "parallel_only"])
 @pytest.mark.parametrize("step", [0, 9])
 def test_no_bonus_lets_a_wrong_answer_win(name: str, step: int) -> None:
     config = RlConfig(reward=name)
-    worth = {rollout: reward_of(config, step, *rollout) for rollout in ROLLOUTS}
-    wrong = {value for (correct, _, _), value in worth.items() if not correct}
-    right = {value for (correct, _, _), value in worth.items() if correct}
-    assert wrong == {-1.0} and min(right) >= -1.0
-    faulty = max(worth[True, blocks, False] for blocks in (1, 4))
-    assert faulty <= worth[True, 1, True], "degenerate blocks never win over honest ones"
+    wrong = max(reward_of(config, step, outcome) for outcome in OUTCOMES if not outcome.correct)
+    honest = [outcome for outcome in OUTCOMES if outcome.correct and (outcome.parallel or (not outcome.blocks and name != "accuracy_and_parallel"))]
+    assert wrong < min(reward_of(config, step, outcome) for outcome in honest)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("step", [0, 9])
+@pytest.mark.parametrize("correct", [True, False])
+def test_degenerate_blocks_never_win_over_an_honest_one(name: str, step: int, correct: bool) -> None:
+    config = RlConfig(reward=name)
+    honest = reward_of(config, step, Outcome(correct, 1, True, 100, 60, 0.0))
+    degenerate = [o for o in OUTCOMES if o.correct == correct and o.blocks and (not o.well_formed or o.path_similarity == 1.0)]
+    assert max(reward_of(config, step, outcome) for outcome in degenerate) <= honest
 
 
 def test_the_config_chooses() -> None:
     config = RlConfig(reward="alternating", alternating_window=4, alternating_bonus_steps=1)
-    assert [reward_of(config, step, True, 1, True) for step in range(5)] == [1.0, 1.0, 1.0, 1.2, 1.0]
-    assert reward_of(RlConfig(reward="accuracy_and_parallel"), 0, True, 0, True) == -1.0
-    assert reward_of(RlConfig(), 9, True, 1, True) == 1.0
+    assert [reward_of(config, step, HONEST) for step in range(5)] == [1.0, 1.0, 1.0, 1.2, 1.0]
+    assert reward_of(RlConfig(reward="accuracy_and_parallel"), 0, RIGHT) == -1.0
+    assert reward_of(RlConfig(), 9, HONEST) == 1.0

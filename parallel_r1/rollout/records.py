@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from parallel_r1 import prompts
 from parallel_r1.config import PromptStyle, RolloutConfig
+from parallel_r1.diversity import path_similarity
 from parallel_r1.grading import grade_many
 from parallel_r1.markup import TagIds, validate_ids
 from parallel_r1.problems import Problem
@@ -50,14 +51,16 @@ class Studio:
         return [
             {"set": name, "problem_id": problem.id, "problem": problem.problem, "answer": problem.answer, "sample": sample, "text": text}
             | {"correct": grade.correct, "extracted": grade.extracted}
-            | self._markup(rollout)
+            | self.markup(rollout)
             for rollout, problem, sample, text, grade in zip(rollouts, problems, samples, texts, grades, strict=True)
         ]
 
-    def _markup(self, rollout: Rollout) -> dict[str, Any]:
+    def markup(self, rollout: Rollout) -> dict[str, Any]:
+        """Faults, budgets used and segments: what of a row needs no answer to compare with."""
         trajectory = rollout.trajectory
         faults = [fault.code for fault in validate_ids(trajectory.completion_ids, self.tags, self.config.num_paths)]
         faults += ["stray_tag"] * rollout.stray_tags
+        segments = self.segments(trajectory)
         return {
             "blocks": trajectory.blocks,
             "well_formed": not faults,
@@ -67,15 +70,28 @@ class Studio:
             "sampled_tokens": sum(trajectory.loss_mask),
             "critical_path_tokens": trajectory.critical_path_tokens,
             "position": trajectory.relative_position,
-            "segments": self._segments(trajectory),
+            "path_similarity": path_similarity(_paths(segments)),
+            "segments": segments,
         }
 
-    def _segments(self, trajectory: Trajectory) -> list[dict[str, Any]]:
+    def segments(self, trajectory: Trajectory) -> list[dict[str, Any]]:
+        """The response's parts as text without tags: {"kind", "block", "path", "text"}; forced ones left out."""
+        spans = [span for span in trajectory.spans if span.kind != "forced"]
+        texts = [self.plain(trajectory.completion_ids[span.start : span.end]) for span in spans]
+        return [
+            {"kind": span.kind, "block": span.block, "path": span.path, "text": text} for span, text in zip(spans, texts, strict=True) if text
+        ]
+
+    def plain(self, ids: Sequence[int]) -> str:
+        """Text of a part, without the tags and the end of sequence that close it."""
         structural = {self.tags.parallel, self.tags.path, self.tags.path_end, self.tags.summary_end, *self.tags.eos}
-        rows = []
-        for span in trajectory.spans:
-            ids = [token for token in trajectory.completion_ids[span.start : span.end] if token not in structural]
-            if span.kind != "forced" and ids:
-                text = self.tokenizer.decode(ids, skip_special_tokens=False)
-                rows.append({"kind": span.kind, "block": span.block, "path": span.path, "text": text})
-        return rows
+        return self.tokenizer.decode([token for token in ids if token not in structural], skip_special_tokens=False)
+
+
+def _paths(segments: list[dict[str, Any]]) -> list[list[str]]:
+    """The texts of the paths, block by block."""
+    blocks: dict[int, list[str]] = {}
+    for segment in segments:
+        if segment["kind"] == "path":
+            blocks.setdefault(segment["block"], []).append(segment["text"])
+    return list(blocks.values())

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 from parallel_r1 import attention, jobs, prompts, student
 from parallel_r1.config import RlConfig
 from parallel_r1.problems import Problem, draw, read_problems
-from parallel_r1.rewards import reward_of
+from parallel_r1.rewards import Outcome, reward_of
 from parallel_r1.rollout.engines import Engine, model_dtype, open_engine
 from parallel_r1.rollout.machine import Rollout
 from parallel_r1.rollout.records import Studio
@@ -145,7 +147,7 @@ class ParallelGRPOTrainer(GRPOTrainer):
         group = self._settings.rollouts_per_prompt
         records = self._studio.records(rollouts, problems, "train", [index % group for index in range(len(rollouts))])
         step = self.state.global_step
-        rewards = [reward_of(self._settings, step, record["correct"], record["blocks"], record["well_formed"]) for record in records]
+        rewards = [reward_of(self._settings, step, _outcome(record)) for record in records]
         for name, value in _ratios(records).items():
             self._log_metric(name, value)
         kept = [{**record, "reward": reward, "step": step + 1, "attempt": self._attempt} for record, reward in zip(records, rewards, strict=True)]
@@ -262,8 +264,13 @@ def _rollout(rendered: list[str], trainer: ParallelGRPOTrainer) -> dict[str, Any
     return trainer.carry_out(rendered)
 
 
+def _outcome(record: dict[str, Any]) -> Outcome:
+    return Outcome(**{field.name: record[field.name] for field in fields(Outcome)})
+
+
 def _ratios(records: list[dict[str, Any]]) -> dict[str, float]:
     positions = [record["position"] for record in records if record["position"] is not None]
+    similarities = [record["path_similarity"] for record in records if record["blocks"]]
     count = len(records)
     return {
         "accuracy": sum(record["correct"] for record in records) / count,
@@ -273,7 +280,7 @@ def _ratios(records: list[dict[str, Any]]) -> dict[str, float]:
         "response_tokens": sum(record["tokens"] for record in records) / count,
         "critical_path_tokens": sum(record["critical_path_tokens"] for record in records) / count,
         "blocks_per_response": sum(record["blocks"] for record in records) / count,
-    } | ({"parallel_position": sum(positions) / len(positions)} if positions else {})
+    } | ({"parallel_position": fmean(positions), "path_similarity": fmean(similarities)} if positions else {})
 
 
 if __name__ == "__main__":
