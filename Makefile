@@ -9,10 +9,10 @@ WORKER := .venv/worker/bin/python
 export DATA
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui stop clean bench environments
+.PHONY: help demo test ui ask stop clean bench environments reasoning-gym
 
 help:  ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 	@echo 'Options:  CONFIG=$(CONFIG)  SET="field=value ..."  DATA=folder'
 
 demo: environments  ## train a small model to think in parallel, end to end; again: everything is cached
@@ -24,6 +24,10 @@ test: environments  ## run the tests, in both environments
 
 ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
 	@$(ORCHESTRATOR) -m flows.ui
+
+ask: export ASK_PROBLEM = $(value PROBLEM)
+ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
+	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
 
 stop:  ## end the Prefect server that runs in the background
 	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi
@@ -38,6 +42,9 @@ clean: stop  ## remove the state folder; asks before it removes artifacts
 	  read answer || answer=n; \
 	  if [ "$$answer" = y ]; then rm -rf $(STATE)/artifacts; echo removed; else echo kept; fi; \
 	fi
+
+reasoning-gym: .venv/orchestrator/.done  ## install the package behind problems of `type: reasoning_gym`
+	@$(ORCHESTRATOR) -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r requirements/reasoning-gym.txt
 
 environments:  ## make both Python environments from their locks
 	@$(MAKE) --silent --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from prefect.futures import PrefectFuture
 
-from parallel_r1.config import ConfigError, PipelineConfig, RlConfig, ScratchStudent
+from parallel_r1.config import ConfigError, PipelineConfig, ProceduralSource, ReasoningGymSource, RlConfig, ScratchStudent
 from parallel_r1.store import ArtifactRef
 from tasks.base import make_base
+from tasks.decontaminate import collect_overlap, decontaminate
 from tasks.evaluate import evaluate
 from tasks.filter import filter_trajectories
 from tasks.generate import write_trajectories
@@ -19,6 +21,8 @@ from tasks.sft import cold_start
 from tasks.stage import Run
 
 Sets = dict[str, ArtifactRef]
+MadeUp = ProceduralSource | ReasoningGymSource
+"""Sources whose held-out problems no training set holds: by the split of the same source, and because they are published nowhere."""
 
 
 class Steps:
@@ -29,15 +33,38 @@ class Steps:
         self.run = Run.of(config)
         self.built: dict[str, ArtifactRef] = {}
         self._evaluations: dict[str, PrefectFuture[ArtifactRef]] = {}
+        self._compared: Sets = {}
 
     def training_sets(self) -> Sets:
-        """The problem sets to learn from."""
-        return {name: self._prepared(f"train {name}", source) for name, source in self.config.prepare.train.items()}
+        """The problem sets to learn from, without copies of what is measured on."""
+        prepared = {name: self._prepared(f"train {name}", source) for name, source in self.config.prepare.train.items()}
+        real = {name for name, source in self.config.prepare.train.items() if not isinstance(source, MadeUp)}
+        return {name: self._decontaminated(f"train {name}", ref) if name in real else ref for name, ref in prepared.items()}
 
     def held_out_sets(self) -> Sets:
         """The problem sets to be measured on."""
+        return self._held_out
+
+    @cached_property
+    def _held_out(self) -> Sets:
         chosen = self.config.evaluate.sets or list(self.config.prepare.evaluation)
         return {name: self._prepared(f"evaluation {name}", self.config.prepare.evaluation[name]) for name in chosen}
+
+    def _decontaminated(self, label: str, training: ArtifactRef) -> ArtifactRef:
+        """Compared with every evaluation set that lies anywhere; made-up ones are in nobody's training set."""
+        config, sources = self.config.prepare.decontaminate, self.config.prepare.evaluation
+        if config is None or all(isinstance(sources[name], MadeUp) for name in self._held_out):
+            return training
+        tests = {name: ref for name, ref in self._held_out.items() if not isinstance(sources[name], MadeUp)}
+        self._compared[label] = self._keep(f"decontaminate {label}", decontaminate(self.run, config, label, training=training, tests=tests))
+        return self._compared[label]
+
+    @cached_property
+    def _overlap(self) -> Sets:
+        """The test items that anything in this run gives away; nothing where nothing was compared."""
+        if not self._compared:
+            return {}
+        return {"items": self._keep("overlap", collect_overlap(self.run, None, training=self._compared, tests=self._held_out))}
 
     def _prepared(self, label: str, source: object) -> ArtifactRef:
         return self._keep(f"prepare {label}", prepare_problems(self.run, source, label))
@@ -58,7 +85,10 @@ class Steps:
 
     def trajectories(self, sets: Sets) -> ArtifactRef:
         """Of what the teacher wrote, what the student learns from."""
-        return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=self.written(sets)))
+        written = self.written(sets)
+        if self.config.generate.teacher.type in ("files", "hub"):
+            written = self._decontaminated("trajectories", written)
+        return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=written))
 
     def cold_start(self, base: ArtifactRef, trajectories: ArtifactRef) -> ArtifactRef:
         """The student after sft."""
@@ -74,7 +104,7 @@ class Steps:
         config = self.config.evaluate
         if label == "base":
             config = config.model_copy(update={"prompt": config.base_prompt})
-        self._evaluations[label] = evaluate.submit(self.run, config, label, checkpoint=checkpoint, sets=sets)
+        self._evaluations[label] = evaluate.submit(self.run, config, label, checkpoint=checkpoint, sets=sets, overlap=self._overlap)
 
     def measured(self) -> dict[str, ArtifactRef]:
         """The evaluations, all finished, by checkpoint."""

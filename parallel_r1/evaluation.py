@@ -27,6 +27,8 @@ from parallel_r1.training import runs
 
 SHARD = "rollouts.jsonl"
 PROGRESS_EVERY = 20
+NO_SETS = ("checkpoint", "overlap")
+"""Inputs of the job that are no problem sets."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ def main() -> None:
     config = EvaluateConfig.model_validate(job.config)
     checkpoint = job.inputs["checkpoint"] / "checkpoint"
     studio = Studio(AutoTokenizer.from_pretrained(checkpoint), config.rollout)
-    names = [name for name in job.inputs if name != "checkpoint"]
+    names = [name for name in job.inputs if name not in NO_SETS]
     sets = {name: read_problems(job.inputs[name] / "problems.jsonl")[: config.limit] for name in names}
 
     shard = job.work / SHARD

@@ -86,7 +86,7 @@ def extract(response: str) -> str | None:
         tail = tail.partition(eos)[0]
     marks = list(_MARK.finditer(tail))
     answer = _statement(tail[marks[-1].end() :]) if marks else ""
-    box = _last_box(answer or tail)
+    box = last_box(answer or tail)
     if box == "":
         return None
     answer = (box or answer).strip()
@@ -105,7 +105,7 @@ def _statement(text: str) -> str:
     return text if end < 0 else text[:end]
 
 
-def _last_box(text: str) -> str | None:
+def last_box(text: str) -> str | None:
     """Content of the last `\\boxed{}`; None where there is none, "" where it is cut off or empty."""
     boxes = list(_BOX.finditer(text))
     if not boxes:

@@ -26,7 +26,8 @@ from parallel_r1.markup import (
     OPEN_SUMMARY,
     TAGS,
 )
-from parallel_r1.problems import Problem, clean_answer, draw
+from parallel_r1.cleaning import clean_answer
+from parallel_r1.problems import Problem, draw
 from parallel_r1.procedural import Numbers, parse
 from parallel_r1.served import ask_all
 from parallel_r1.tables import SourceError, cell, read_file, read_hub

@@ -31,7 +31,11 @@ def interval(values: Mapping[str, float]) -> str:
     return f"{100 * values['value']:.1f} ({100 * values['low']:.1f}..{100 * values['high']:.1f})"
 
 
-@stage("evaluate", version=1, show=show_results)
-def evaluate(work: Work, config: EvaluateConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
-    """Roll out every problem k times, grade, and summarise with intervals."""
-    return work.run_program("parallel_r1.evaluation", config, {"checkpoint": checkpoint, **sets})
+@stage("evaluate", version=2, show=show_results)
+def evaluate(
+    work: Work, config: EvaluateConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef], overlap: Mapping[str, ArtifactRef]
+) -> Metrics:
+    """Roll out every problem k times, grade, and summarise with intervals, over all problems and over those that no training set gives
+    away."""
+    given_away = {"overlap": ref for ref in overlap.values()}
+    return work.run_program("parallel_r1.evaluation", config, {"checkpoint": checkpoint, **given_away, **sets})

@@ -9,7 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from parallel_r1.config import FilesSource, HubSource, ProceduralSource
-from parallel_r1.problems import Problem, clean_answer, draw, from_rows, read_problems, read_source, write_problems
+from parallel_r1.cleaning import clean_answer
+from parallel_r1.problems import Problem, draw, from_rows, read_problems, read_source, write_problems
 from parallel_r1.tables import SourceError
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
@@ -40,6 +41,8 @@ def jsonl(path: Path, rows: list[dict]) -> str:
         (70, "70", "integer column"),
         (70.0, "70", "float column, as csv readers make of integers"),
         (0.5, "0.5", "a true fraction"),
+        ("so we add: $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}", "MATH solution"),
+        ("First \\boxed{1}, then \\boxed{2}", "2", "the last box of a solution"),
         ("  \\frac{1}{2} ", "\\frac{1}{2}", "surrounding white space"),
         (None, "", "missing"),
     ],
@@ -49,13 +52,13 @@ def test_golds(value: object, expected: str, reason: str) -> None:
 
 
 def test_rows_of_the_verl_layout() -> None:
-    problems, counts = from_rows(VERL_ROWS, HubSource(name="x/dapo", **VERL), "hub data set x/dapo", "x/dapo")
+    problems, counts, _ = from_rows(VERL_ROWS, HubSource(name="x/dapo", **VERL), "hub data set x/dapo", "x/dapo")
     assert problems[1] == Problem("x/dapo-00001", "What is 2+1?", "3", "x/dapo") and counts == {}
 
 
 def test_rows_of_the_gsm8k_layout() -> None:
     rows = [{"question": "How much?", "answer": "It is 1,000.\n#### 1,000"}]
-    problems, _ = from_rows(rows, HubSource(name="openai/gsm8k", problem_column="question"), "here", "openai/gsm8k")
+    problems, _, _ = from_rows(rows, HubSource(name="openai/gsm8k", problem_column="question"), "here", "openai/gsm8k")
     assert problems[0].answer == "1000"
 
 
@@ -68,14 +71,14 @@ def test_cleaning_is_counted() -> None:
         {"problem": "What is 3+3?", "answer": None},
         {"problem": "What is 4+4?", "answer": 8},
     ]
-    problems, counts = from_rows(rows, FilesSource(path="x.jsonl"), "x.jsonl", "x")
+    problems, counts, _ = from_rows(rows, FilesSource(path="x.jsonl"), "x.jsonl", "x")
     assert [p.problem for p in problems] == ["What is 2+2?", "What is 4+4?"]
     assert counts == {"dropped_duplicates": 2, "dropped_no_problem": 1, "dropped_no_answer": 1}
 
 
 def test_ids_are_unique_and_kept() -> None:
     rows = [{"id": i, "problem": p, "answer": "1"} for i, p in [("a", "one"), ("a", "two"), (7, "three"), (None, "four")]]
-    problems, _ = from_rows(rows, FilesSource(path="x.jsonl"), "x.jsonl", "x")
+    problems, _, _ = from_rows(rows, FilesSource(path="x.jsonl"), "x.jsonl", "x")
     assert [p.id for p in problems] == ["a", "a#1", "7", "x-00003"]
 
 
@@ -94,14 +97,14 @@ def test_file_formats(tmp_path: Path, suffix: str) -> None:
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text('problem,answer\n"Zwei, ""drei""\nund ½?",5\nq,6\n', encoding="utf-8")
-    problems, _ = read_source(FilesSource(path=str(path)), seed=0)
+    problems, _, _ = read_source(FilesSource(path=str(path)), seed=0)
     assert [(p.problem, p.answer, p.id) for p in problems] == [(rows[0]["problem"], "5", "set-00000"), ("q", "6", "set-00001")]
 
 
 def test_nested_columns_of_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "verl.parquet"
     pyarrow.parquet.write_table(pa.Table.from_pylist(VERL_ROWS), path)
-    problems, _ = read_source(FilesSource(path=f"file://{path}", **VERL), seed=0)
+    problems, _, _ = read_source(FilesSource(path=f"file://{path}", **VERL), seed=0)
     assert [p.answer for p in problems] == ["2", "3", "4"]
 
 
@@ -109,14 +112,14 @@ def test_a_hub_data_set(tmp_path: Path) -> None:
     """`load_dataset` itself, on a local folder in a hub layout."""
     jsonl(tmp_path / "train.jsonl", VERL_ROWS)
     source = HubSource(name=str(tmp_path), limit=2, **VERL)
-    problems, _ = read_source(source, seed=0)
+    problems, _, _ = read_source(source, seed=0)
     assert [p.answer for p in problems] == ["2", "3"]
     with pytest.raises(SourceError, match=r"hub data set .*, config None, split test: "):
         read_source(source.model_copy(update={"split": "test"}), seed=0)
 
 
 def test_a_procedural_source() -> None:
-    problems, counts = read_source(ProceduralSource(tier=2, split="heldout", count=5), seed=0)
+    problems, counts, _ = read_source(ProceduralSource(tier=2, split="heldout", count=5), seed=0)
     assert [p.id for p in problems] == [f"tier2-heldout-{i:04d}" for i in range(5)] and counts == {}
 
 
@@ -128,8 +131,8 @@ def test_shared_data(name: str, size: int) -> None:
     path = DATA / f"{name}.jsonl"
     if not path.exists():
         pytest.skip("no shared data")
-    problems, counts = read_source(FilesSource(path=str(path)), seed=0)
-    assert len(problems) + sum(counts.values()) == size
+    problems, counts, _ = read_source(FilesSource(path=str(path)), seed=0)
+    assert len(problems) + sum(count for name, count in counts.items() if name.startswith("dropped_")) == size
     assert len({p.id for p in problems}) == len(problems)
 
 
