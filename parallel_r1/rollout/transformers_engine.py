@@ -2,11 +2,15 @@
 
 All pending requests are sampled together in batches, left-padded, with a KV cache; every request keeps its own stop tokens, budget and
 seed, so a rollout's tokens don't depend on its neighbours (up to the last bits of a padded batch's arithmetic).
+
+A request's context is computed anew, exact and the same for both attentions. Keeping one cache per rollout and decoding its paths interleaved
+would save that for `structured` alone: measured on the demo's model with 1.25 blocks per response, 43 % of the time goes into contexts, so
+less than 1.8 times the speed is to be had. vLLM's prefix cache gives more (rollout/vllm_structured), so it isn't worth a second engine here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -34,6 +38,8 @@ class TransformersEngine:
         self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint))
         self._seed = seed
         self._syncs = 0
+        self.on_token: Callable[[Request, int], None] | None = None
+        """Told every token as soon as it is sampled, for those who want to watch."""
 
     def run(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
         """Carry all rollouts to their end, `max_in_flight` of them at a time; give each as soon as it is done."""
@@ -77,6 +83,8 @@ class TransformersEngine:
                 chosen[row] = token
                 tokens[row].append(token)
                 logprobs[row].append(float(scores[row, token]))
+                if self.on_token:
+                    self.on_token(requests[row], token)
                 if token in requests[row].stop or len(tokens[row]) >= requests[row].max_tokens:
                     running.discard(row)
             step_ids, positions = chosen[:, None], positions[:, -1:] + 1

@@ -1,0 +1,79 @@
+"""Find a checkpoint by what a person calls it: a folder, an artifact's key or the beginning of one, or `latest`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallel_r1.store import MANIFEST, Manifest, Store
+
+STAGES = ("rl", "sft", "base")
+"""Stages that make checkpoints, the most trained first."""
+LATEST = "latest"
+
+
+class NotFound(LookupError):
+    """No such checkpoint: says what was looked for, where, and the way out."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on this machine."""
+
+    folder: Path
+    """With config.json, weights and tokenizer."""
+    name: str
+    """For people, such as `rl 3f2a90c1`."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The config section that made it; empty where that isn't known."""
+
+
+def find(name: str, store: Store, cache: Path) -> Checkpoint:
+    """The checkpoint called `name`; one in a remote store is downloaded under `cache`. Raises NotFound."""
+    if Path(name).is_dir():
+        return _in_folder(Path(name))
+    if "/" in name:
+        raise NotFound(f"{name}: no such folder. A checkpoint of the hub comes by `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
+    manifest = _newest(store) if name == LATEST else _by_key(store, name)
+    ref = store.load(manifest.stage, manifest.key)
+    if ref is None:
+        raise NotFound(f"{store.uri_of(manifest.stage, manifest.key)} is not whole: run `make demo` again, it is rebuilt")
+    return Checkpoint(store.localise(ref, cache) / "checkpoint", f"{manifest.stage} {manifest.key[:8]}", manifest.config or {})
+
+
+def _in_folder(folder: Path) -> Checkpoint:
+    inside = folder if (folder / "config.json").exists() else folder / "checkpoint"
+    if not (inside / "config.json").exists():
+        raise NotFound(f"{folder}: no checkpoint in it: neither config.json nor checkpoint/config.json")
+    mark = inside.parent / MANIFEST
+    if inside.name != "checkpoint" or not mark.exists():
+        return Checkpoint(inside, str(folder))
+    manifest = Manifest.model_validate_json(mark.read_text(encoding="utf-8"))
+    return Checkpoint(inside, f"{manifest.stage} {manifest.key[:8]}", manifest.config or {})
+
+
+def _newest(store: Store) -> Manifest:
+    """Of the most trained kind that there is."""
+    for stage in STAGES:
+        if manifests := [manifest for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]:
+            return max(manifests, key=lambda manifest: manifest.committed_at)
+    raise NotFound(f"{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET=\"store=...\" say which store is meant")
+
+
+def _by_key(store: Store, prefix: str) -> Manifest:
+    found = [(stage, key) for stage in STAGES for key in _keys(store, stage) if key.startswith(prefix)]
+    manifests = [manifest for stage, key in found if (manifest := store.manifest(stage, key))]
+    if len(manifests) == 1:
+        return manifests[0]
+    known = manifests or [manifest for stage in STAGES for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]
+    listed = "".join(f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in known) or "\n  none: `make demo` makes some"
+    problem = "begins more than one key" if manifests else "is no folder and begins no key"
+    raise NotFound(f"{prefix!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")
+
+
+def _keys(store: Store, stage: str) -> list[str]:
+    folder = f"{store.path}/{stage}"
+    if not store.filesystem.isdir(folder):
+        return []
+    return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in store.filesystem.ls(folder, detail=False))
