@@ -29,10 +29,6 @@ ask: export ASK_PROBLEM = $(value PROBLEM)
 ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
 	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
 
-ask: export ASK_PROBLEM = $(value PROBLEM)
-ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
-	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
-
 stop:  ## end the Prefect server that runs in the background
 	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi
 
