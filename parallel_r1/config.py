@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 FileContent = Annotated[str, "file content"]
 """A path or URL whose *content* identifies it: cache keys hold the digest of what lies there, never the path."""
@@ -157,7 +157,36 @@ class PrepareConfig(Section):
 # --- student --------------------------------------------------------------------------------------------------------------
 
 PromptStyle = Literal["bare", "plain", "parallel"]
-PROMPT = "bare: the problem alone; plain: asks for a final answer; parallel: explains parallel thinking too (paper, appendix)"
+PROMPT = (
+    "bare: the problem alone; plain: asks for a final answer; parallel: explains parallel thinking too, in our own words; "
+    "{type: file} or {type: rows}: the wording of a published checkpoint"
+)
+
+
+class FilePrompt(Section):
+    """A prompt's wording from a text file."""
+
+    type: Literal["file"] = "file"
+    path: FileContent = Field(description="text with {problem} where the problem stands; ${NAME} is replaced from the environment")
+
+
+class RowsPrompt(Section):
+    """A prompt's wording as a data set has it: what is left of its prompts when the problem is taken out."""
+
+    type: Literal["rows"] = "rows"
+    path: FileContent = Field(description="jsonl, parquet or csv; a path, or a URL such as s3:// or hf://datasets/owner/name/file.parquet")
+    prompt_column: str = Field("prompt.0.content", description="column with the whole prompt; a.0.b reaches into lists and structs")
+    problem_column: str = Field("problem", description="column with the problem alone")
+
+
+def _kind_of_prompt(prompt: Any) -> str | None:
+    return "style" if isinstance(prompt, str) else prompt.get("type") if isinstance(prompt, dict) else getattr(prompt, "type", None)
+
+
+Prompt = Annotated[
+    Annotated[PromptStyle, Tag("style")] | Annotated[FilePrompt, Tag("file")] | Annotated[RowsPrompt, Tag("rows")],
+    Discriminator(_kind_of_prompt),
+]
 
 
 class OptimizerConfig(Section):
@@ -297,7 +326,7 @@ class SftConfig(Section):
     """Cold start: the student learns the form from the filtered trajectories (paper section 3.2)."""
 
     attention: Attention = Field("causal", description=ATTENTION)
-    prompt: PromptStyle = Field("parallel", description=PROMPT)
+    prompt: Prompt = Field("parallel", description=PROMPT)
     epochs: float = Field(1.0, gt=0, description="passes over the trajectories; paper: 1 for Seen, 5 for Unseen")
     max_steps: int | None = Field(None, ge=1, description="ends earlier than the epochs would; no bound when left out")
     batch_size: int = Field(128, ge=1, description="trajectories per step; paper: 128")
@@ -354,7 +383,7 @@ class RlConfig(Section):
 
     name: str = Field("hard", pattern=r"^[a-z0-9_]+$", description="what this stage is called in tables", json_schema_extra=NOT_IN_KEY)
     problems: Mixture = Field(default_factory=lambda: {"dapo": 1.0}, description="training sets and their weights")
-    prompt: PromptStyle = Field("parallel", description=PROMPT)
+    prompt: Prompt = Field("parallel", description=PROMPT)
     reward: Reward = Field("accuracy", description="parallel_r1/rewards.py; paper section 3.4")
     alternating_window: int = Field(10, ge=2, description="steps per window of the alternating reward; paper: 10")
     alternating_bonus_steps: int = Field(2, ge=1, description="last steps of a window that pay the bonus; paper: 2")
@@ -415,8 +444,12 @@ class EvaluateConfig(Section):
         default_factory=lambda: {"MATH": 1, "default": 16}, description="rollouts per problem, for all sets or by set; paper: 16, MATH 1"
     )
     limit: int | None = Field(None, ge=1, description="problems per set, from the top; all when left out")
-    prompt: PromptStyle = Field("parallel", description=PROMPT)
-    base_prompt: PromptStyle = Field("plain", description="prompt of the base model, which has never seen a block")
+    prompt: Prompt = Field("parallel", description=PROMPT)
+    base_prompt: Prompt = Field("plain", description="prompt of the base model, which has never seen a block")
+    other_prompt: bool = Field(
+        False, description="measure checkpoints with another prompt than they were trained with: refused unless set",
+        json_schema_extra=NOT_IN_KEY,
+    )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     bootstrap: int = Field(2000, ge=100, description="resamples of the 95 % intervals")
 
@@ -489,6 +522,17 @@ class PipelineConfig(Section):
         for field, section in parts.items():
             if section is not None and section.attention != self.attention:
                 raise ValueError(f"{field}.attention = {section.attention!r}, but attention = {self.attention!r}: set `attention` at the top")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_agree(self) -> PipelineConfig:
+        trained = {"sft": self.sft} | {f"rl.{i}": stage for i, stage in enumerate(self.rl)}
+        for field, section in trained.items():
+            if section is not None and section.prompt != self.evaluate.prompt and not self.evaluate.other_prompt:
+                raise ValueError(
+                    f"{field}.prompt = {section.prompt!r}, but evaluate.prompt = {self.evaluate.prompt!r}: a checkpoint is measured with "
+                    "the prompt it was trained with. Make them equal, or set evaluate.other_prompt: true"
+                )
         return self
 
     @model_validator(mode="after")
@@ -582,7 +626,7 @@ WAYS_OUT = {"num_paths": ". For a run without blocks set rollout.max_blocks: 0"}
 
 
 def _explain(origin: str, fault: dict[str, Any]) -> str:
-    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch"}
+    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch", "style", "file", "rows"}
     where = ".".join(str(part) for part in fault["loc"] if part not in unions)
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"
@@ -613,6 +657,9 @@ def _step(schema: dict[str, Any], node: dict[str, Any], part: int | str) -> dict
     mapping = node.get("discriminator", {}).get("mapping", {})
     if part in mapping:
         return {"$ref": mapping[part]}
+    for member in node.get("oneOf", []):
+        if _resolve(schema, member).get("properties", {}).get("type", {}).get("const") == part:
+            return member
     if "properties" in node:
         return node["properties"].get(part, {})
     inner = node.get("items") or node.get("additionalProperties") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from parallel_r1 import prompts
 from parallel_r1.config import RlConfig
 from parallel_r1.store import ArtifactRef
 from tasks.show import show_curves
@@ -13,4 +14,5 @@ from tasks.stage import Metrics, Work, stage
 @stage("rl", version=1, show=show_curves)
 def reinforce(work: Work, config: RlConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
     """Improve the checkpoint by GRPO on parallel rollouts over the problem sets."""
+    work.versions["prompt"] = prompts.fingerprint(config.prompt)
     return work.run_program("parallel_r1.training.grpo", config, {"checkpoint": checkpoint, **sets})

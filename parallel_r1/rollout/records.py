@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from parallel_r1 import prompts
-from parallel_r1.config import PromptStyle, RolloutConfig
+from parallel_r1.config import Prompt, RolloutConfig
 from parallel_r1.diversity import path_similarity
 from parallel_r1.grading import grade_many
 from parallel_r1.markup import TagIds, validate_ids
@@ -30,9 +30,9 @@ class Studio:
     def _newline(self) -> list[int]:
         return self.tokenizer.encode("\n", add_special_tokens=False)
 
-    def prompt_ids(self, style: PromptStyle, problem: str) -> list[int] | None:
+    def prompt_ids(self, prompt: Prompt, problem: str) -> list[int] | None:
         """Token ids of a problem's prompt; None where it is longer than the config allows."""
-        ids = prompts.encode(self.tokenizer, prompts.render(style, problem))
+        ids = prompts.encode(self.tokenizer, prompts.render(prompt, problem))
         return ids if len(ids) <= self.config.max_prompt_tokens else None
 
     def rollout(self, prompt_ids: list[int], seed: str) -> Rollout:

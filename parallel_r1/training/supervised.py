@@ -14,23 +14,25 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
 from parallel_r1 import prompts, student
-from parallel_r1.config import OptimizerConfig, PromptStyle
+from parallel_r1.config import OptimizerConfig, Prompt
 from parallel_r1.jobs import Job
 from parallel_r1.training import runs
 
 LOG_EVERY = 5
 
 
-def examples(tokenizer: PreTrainedTokenizerBase, rows: Iterable[dict[str, Any]], style: PromptStyle, max_tokens: int) -> tuple[Dataset, int]:
+def examples(
+    tokenizer: PreTrainedTokenizerBase, rows: Iterable[dict[str, Any]], prompt: Prompt, max_tokens: int
+) -> tuple[Dataset, int]:
     """Token ids and completion masks of {"problem", "text"} rows; also gives how many were longer than `max_tokens` and left out."""
     kept, too_long = [], 0
     for row in rows:
-        prompt = prompts.encode(tokenizer, prompts.render(style, row["problem"]))
+        asked = prompts.encode(tokenizer, prompts.render(prompt, row["problem"]))
         response = [*tokenizer.encode(row["text"], add_special_tokens=False), tokenizer.eos_token_id]
-        if len(prompt) + len(response) > max_tokens:
+        if len(asked) + len(response) > max_tokens:
             too_long += 1
         else:
-            kept.append({"input_ids": prompt + response, "completion_mask": [0] * len(prompt) + [1] * len(response)})
+            kept.append({"input_ids": asked + response, "completion_mask": [0] * len(asked) + [1] * len(response)})
     if not kept:
         raise ValueError(f"no example is within {max_tokens} tokens ({too_long} were longer): raise max_tokens")
     return Dataset.from_list(kept), too_long
