@@ -3,9 +3,9 @@
 All pending requests are sampled together in batches, left-padded, with a KV cache; every request keeps its own stop tokens, budget and
 seed, so a rollout's tokens don't depend on its neighbours (up to the last bits of a padded batch's arithmetic).
 
-A request's context is computed anew, exact and the same for both attentions. Keeping one cache per rollout and decoding its paths interleaved
-would save that for `structured` alone: measured on the demo's model with 1.25 blocks per response, 43 % of the time goes into contexts, so
-less than 1.8 times the speed is to be had. vLLM's prefix cache gives more (rollout/vllm_structured), so it isn't worth a second engine here.
+A request's context is computed anew, which is exact and the same for both attentions. One cache per rollout, its paths decoded interleaved,
+would save that for `structured` alone: on a model of the demo's size with 1.25 blocks per response 43 % of the time went into contexts
+(measured), so less than 1.8 times the speed is to be had, and vLLM, with its prefix cache, is several times as fast already.
 """
 
 from __future__ import annotations

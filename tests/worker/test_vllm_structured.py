@@ -94,6 +94,21 @@ def test_cached_prefixes_are_used_and_right_whatever_was_cached_before(engine_of
     assert cached[len(contexts)] >= 128, "a context seen before comes from the cache, holes and all"
 
 
+def test_the_model_tells_vllm_the_layout(engine_of: EngineOf, tiny_tags: TagIds) -> None:
+    """Three channels per token, and how far the next token's position is from its index."""
+    worker = engine_of("vllm", "structured")._llm.llm_engine.model_executor.driver_worker
+    model = worker.model_runner.get_model()
+    prompts = ([7], [7, 1, 3], [7, *ONE_PATH, 2, 6], [7, 8, *ONE_PATH, 3, 8, 4], [*ONE_PATH, 3, 4, 3, 7, 7, 4, 2, 5, 8, *ONE_PATH, 3])
+    for prompt in prompts:
+        ids = [{1: tiny_tags.parallel, 2: tiny_tags.parallel_end, 3: tiny_tags.path, 4: tiny_tags.path_end}.get(i, i + 20) for i in prompt]
+        channels, delta = model.get_mrope_input_positions(ids)
+        expected = layout(ids, tiny_tags)
+        assert torch.equal(channels[0], expected.positions[0])
+        holes = [set(range(*map(int, pair))) for pair in zip(channels[1], channels[2], strict=True)]
+        assert holes == [set(range(*map(int, pair))) for pair in zip(expected.hole_start[0], expected.hole_end[0], strict=True)]
+        assert len(ids) + delta == channels[0, -1] + 1
+
+
 # --- prompts --------------------------------------------------------------------------------------------------------------
 
 
