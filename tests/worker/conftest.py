@@ -19,7 +19,9 @@ from parallel_r1.config import Attention, RolloutConfig, ScratchStudent
 from parallel_r1.markup import TAGS, TagIds
 from parallel_r1.rollout.engines import Engine, open_engine
 
-ROLLOUT = RolloutConfig(max_blocks=2, max_prompt_tokens=64, max_response_tokens=256, max_path_tokens=24, max_summary_tokens=16, max_in_flight=64)
+ROLLOUT = RolloutConfig(
+    max_blocks=2, max_prompt_tokens=64, max_response_tokens=256, max_path_tokens=24, max_summary_tokens=16, max_in_flight=64
+)
 
 
 def make_tiny(folder: Path, seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""The parts of structured attention in vLLM: what a prompt's tokens are told, what is read from the cache, what the prefix cache may share."""
+"""Structured attention in vLLM: what a prompt's tokens are told, what is read from the cache, what the prefix cache may share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ def test_where_a_token_sits_and_what_it_sees_follows_from_the_ids_up_to_it(ids: 
 
 
 @settings(max_examples=100, deadline=None)
-@given(before=st.lists(st.just(7), max_size=5), path=st.lists(st.sampled_from([7, 8]), max_size=10), end=st.sampled_from([1, 2, 4, 5, 6, 7]))
+@given(
+    before=st.lists(st.just(7), max_size=5),
+    path=st.lists(st.sampled_from([7, 8]), max_size=10),
+    end=st.sampled_from([1, 2, 4, 5, 6, 7]),
+)
 def test_sampled_tokens_are_laid_out_as_a_prompt_would_lay_them_out(before: list[int], path: list[int], end: int) -> None:
     """vLLM counts positions on from the last prompt token and gives sampled tokens no hole; the stop token may be computed too."""
     prompt = [*before, 1, 3]

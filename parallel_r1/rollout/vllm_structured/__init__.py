@@ -7,8 +7,8 @@
   the paths >= 2 of a prompt, when a block is joined (visibility.py).
 
 Prefix caching stays on. vLLM shares cached keys between requests that begin with the same token ids, which is right as long as a token's
-position and hole follow from the ids up to it. They do: the layout looks at no later token, and a *sampled* token never lies in a path >= 2,
-because every request ends at the first tag it samples. So a client must stop at all six tags, as the state machine does.
+position and hole follow from the ids up to it. They do: the layout looks at no later token, and a *sampled* token never lies in a
+path >= 2, because every request ends at the first tag it samples. So a client must stop at all six tags, as the state machine does.
 
 No more is known of a prompt than its ids, so a block spelled out in the user's text would be taken for one: `refuse_blocks` says no.
 """
