@@ -1,9 +1,10 @@
 """Is the answer right? Extraction of a response's answer, and its equivalence to the gold.
 
 Extraction. Only the main thread after the last closed summary counts, and no block may be open there. The last `Final Answer:` wins (any
-case, bold, as a heading, full-width colon); without one, the last `\\boxed{}`, if it is closed.
+case, bold, as a heading, full-width colon); without one, the last `\\boxed{}`, if it is closed; without either, the last line, if it names
+its answer ("The answer is 42.", "Answer: 42", "#### 42") or is nothing but a number.
 
-Decision, the first that can: the same text; exact numbers; collections of numbers; words; math-verify (`parallel_r1/symbolic.py`).
+Decision, the first that can: the same text; residues; exact numbers; collections of numbers; words; math-verify (`parallel_r1/symbolic.py`).
 
 | policy | verdict |
 |---|---|
@@ -15,6 +16,8 @@ Decision, the first that can: the same text; exact numbers; collections of numbe
 | an equation (x=5, 6*7=42, 42=6*7) for a value | its value is taken |
 | a list without brackets, a set | order doesn't matter; tuples and intervals keep order and brackets |
 | a number of another base (52_8) | the base must be written |
+| 5 (mod 7) for 12 (mod 7), for 5, and 5 for it | right; with another modulus, or 12 for it, wrong |
+| an inequality for its interval and the other way round (x >= 3 for [3, oo)) | right, if it is one interval |
 | times, ratios (3:30) | as text |
 | an explanation in brackets after the answer | dropped |
 | None, nan, [INVALID] | no answer, whatever the gold |
@@ -38,7 +41,7 @@ from parallel_r1.numbers import TooLarge, read_number, without_thousands
 
 MAX_ANSWER_CHARS = 1000
 
-Method = Literal["none", "text", "number", "collection", "symbolic"]
+Method = Literal["none", "text", "residue", "number", "collection", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,22 @@ def extract(response: str) -> str | None:
     box = last_box(answer or tail)
     if box == "":
         return None
-    answer = (box or answer).strip()
+    answer = (box or answer or ("" if marks else _last_line(tail))).strip()
     return answer if answer.strip("*_ .").lower() not in _NO_ANSWER else None
+
+
+_NAMED = re.compile(r"(?:\banswer\b(?:\s+[a-z]+){0,4}?\s*(?:\bis\b|:|=)|^####)[:\s]*(\S.*)$", re.IGNORECASE)
+
+
+def _last_line(text: str) -> str:
+    """What the last line names as the answer, or the line itself where it is a number; else nothing."""
+    line = text.rstrip()[-MAX_ANSWER_CHARS:].rpartition("\n")[2].strip().strip("*_")
+    if named := _NAMED.search(line):
+        return named[1]
+    try:
+        return line if _number(_bare(_clean(line))) is not None else ""
+    except TooLarge:
+        return ""
 
 
 def _statement(text: str) -> str:
@@ -135,6 +152,7 @@ _UNICODE = {
     "≤": "\\le ",
     "≥": "\\ge ",
     "±": "\\pm ",
+    "≡": "\\equiv ",
 }
 _ALIKE = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "bmatrix": "pmatrix", "\\%": "%", "\\ ": " ", "~": " "}
 _LAYOUT = ("\\$", "$", "\\(", "\\)", "\\[", "\\]", "\\displaystyle", "\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "`", "**", *"€£¥₹")
@@ -207,7 +225,8 @@ def _judge(extracted: str | None, gold: str) -> Grade | None:
     if _squeezed(answer) == _squeezed(right):
         return Grade(True, extracted, "text", "the same text")
     try:
-        return _by_number(extracted, answer, right) or _by_collection(extracted, answer, right) or _by_words(extracted, answer, right)
+        decided = _by_residue(extracted, answer, right) or _by_number(extracted, answer, right)
+        return decided or _by_collection(extracted, answer, right) or _by_words(extracted, answer, right)
     except TooLarge:
         return Grade(False, extracted, "number", "beyond all bounds")
 
@@ -247,6 +266,21 @@ def _squeezed(text: str) -> str:
 def _number(text: str) -> Fraction | None:
     value = read_number(text.removesuffix("%"))
     return value / 100 if value is not None and text.endswith("%") else value
+
+
+_RESIDUE = re.compile(r"^(?:[A-Za-z]\s*\\equiv\s*)?(-?\d+)\s*(?:\(?\s*\\?[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?)?$")
+
+
+def _by_residue(extracted: str, answer: str, right: str) -> Grade | None:
+    """Whole numbers of which at least one names its modulus."""
+    one, other = _RESIDUE.match(answer), _RESIDUE.match(right)
+    if not one or not other or not (one[2] or other[2]):
+        return None
+    if one[2] and other[2]:
+        same = int(one[2]) == int(other[2]) > 0 and (int(one[1]) - int(other[1])) % int(other[2]) == 0
+    else:
+        same = int(one[1]) == int(other[1])
+    return Grade(same, extracted, "residue", f"{answer} is {'' if same else 'not '}{right}")
 
 
 def _by_number(extracted: str, answer: str, right: str) -> Grade | None:

@@ -138,7 +138,7 @@ def _serve() -> None:
             math_verify.parse(f"${question[name]}$", reader, parsing_timeout=None, raise_on_error=False) for name in ("gold", "prediction")
         )
         same = bool(gold and prediction) and math_verify.verify(
-            gold, prediction, float_rounding=DECIMALS, timeout_seconds=None, raise_on_error=False
+            gold, prediction, float_rounding=DECIMALS, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=False
         )
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(bool(same)), flush=True)

@@ -32,7 +32,7 @@ def show_funnel(title: str, ref: ArtifactRef, folder: Path) -> None:
     show_table(title, rows, ref, f"{ref.metrics['kept']:.0f} of {seen:.0f} trajectories kept")
 
 
-@stage("filter", version=1, show=show_funnel)
+@stage("filter", version=2, show=show_funnel)
 def filter_trajectories(work: Work, config: FilterConfig, trajectories: ArtifactRef) -> Metrics:
     """Keep the teacher's well-formed and right trajectories; keep the others apart, each with its faults."""
     rows = read_lines(work.read(trajectories) / TRAJECTORIES)

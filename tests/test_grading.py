@@ -69,7 +69,17 @@ def test_real_teacher_trajectories() -> None:
         ("so \\boxed{42}. Final Answer:", "42", "cut after the mark, but the box stands"),
         ("\\boxed{7} then \\boxed{4", None, "a cut box is no answer, nor is what it was to replace"),
         ("Final Answer: \\boxed{42", None, "cut box"),
-        ("42", None, "no mark"),
+        ("We add.\nThe answer is 42.", "42.", "last line in words"),
+        ("So the answer to the problem is: **42**", "**42", "with words between"),
+        ("Answer: 42", "42", "another mark"),
+        ("#### 42", "42", "GSM8K's mark"),
+        ("We add.\n\n$\\frac12$\n", "$\\frac12$", "a number alone on the last line"),
+        ("The answer is 41.\nNo, we must add.", None, "only the last line"),
+        ("so the total is 42", None, "a last line that names no answer"),
+        ("we get 40 + 2", None, "nor does a computation"),
+        ("The answer is \\boxed{4", None, "a cut box, whatever the line says"),
+        ("<Parallel><Path>a</Path></Parallel>\n<Summary>42</Summary>", None, "nothing after the summary"),
+        ("no mark at all", None, "no mark"),
         ("", None, "nothing"),
         ("<Parallel><Path>Final Answer: 42</Path>", None, "open block"),
         ("<Parallel><Path>a</Path></Parallel>\nFinal Answer: 42", None, "block without a summary isn't closed"),
@@ -109,6 +119,17 @@ def test_extraction(response: str, expected: str | None, reason: str) -> None:
         ("\\{2,1\\}", "\\{1,2\\}", True, "sets have no order"),
         ("(2,1)", "(1,2)", False, "points do"),
         ("[1,2]", "(1,2)", False, "brackets of an interval"),
+        ("x \\ge 3", "[3,\\infty)", True, "an inequality for its interval"),
+        ("3 \\le y < 5", "[3,5)", True, "of two sides, in any variable"),
+        ("[3,5)", "3 \\le x < 5", True, "an interval for its inequality"),
+        ("x > 3", "[3,\\infty)", False, "the end counts"),
+        ("3 \\le x \\le 5", "[3,5)", False, "both ends do"),
+        ("y > 3", "x > 3", False, "two inequalities in two variables"),
+        ("5 (mod 7)", "5", True, "a residue for its number"),
+        ("5", "5 \\pmod{7}", True, "and the other way round"),
+        ("x ≡ 12 (mod 7)", "5 \\pmod 7", True, "the same residue"),
+        ("12", "5 (mod 7)", False, "without the modulus the number itself is meant"),
+        ("5 (mod 8)", "5 (mod 7)", False, "another modulus"),
         ("1, 2, 3", "1, 2", False, "too many"),
         ("x=2", "y=2", False, "another variable"),
         ("y=2", "2", True, "an assignment has its value"),
@@ -135,7 +156,7 @@ def test_policies(answer: str, gold: str, expected: bool, reason: str) -> None:
 def test_a_grade_tells_its_reasons() -> None:
     verdict = grade("Final Answer: 41", "42")
     assert (verdict.correct, verdict.extracted, verdict.method, verdict.reason) == (False, "41", "number", "41 is not 42")
-    assert grade("41", "42").method == "none" and grade("Final Answer: x+1", "1+x").method == "symbolic"
+    assert grade("no idea", "42").method == "none" and grade("Final Answer: x+1", "1+x").method == "symbolic"
 
 
 def test_grade_many_equals_grade() -> None:
@@ -186,6 +207,21 @@ def test_from_threads_and_asyncio() -> None:
         return grade(*HARD).correct
 
     assert asyncio.run(in_loop())
+
+
+def test_inside_a_running_event_loop_with_a_task_beside_it() -> None:
+    async def beside() -> list[bool]:
+        verdicts = await asyncio.gather(*(asyncio.to_thread(grade, *HARD) for _ in range(4)))
+        return [verdict.correct for verdict in verdicts]
+
+    assert asyncio.run(beside()) == [True] * 4
+
+
+def test_a_child_has_a_memory_limit() -> None:
+    assert grade(*HARD).correct
+    limits = Path(f"/proc/{symbolic._POOL.idle[-1].process.pid}/limits").read_text()
+    [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert line.split()[3:5] == [str(symbolic.MEMORY_BYTES)] * 2
 
 
 def test_after_a_fork() -> None:
