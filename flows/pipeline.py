@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.elsewhere import Elsewhere
+from flows.forms import (
+    RECIPE,
+    EvaluateForm,
+    FilterForm,
+    GenerateForm,
+    Overrides,
+    PrepareForm,
+    Recipe,
+    RlForm,
+    RunForm,
+    SftForm,
+    StageName,
+    StudentForm,
+    config_of,
+    described,
+    filled_in,
+)
 from flows.steps import Steps
-from parallel_r1.config import PipelineConfig, load
-from parallel_r1.store import ArtifactRef
-from tasks.places import PROJECT
+from parallel_r1.config import PipelineConfig
+from parallel_r1.store import ArtifactRef, Damaged
+from tasks.progress import say
 from tasks.supervise import programs_end_with_flow
 
-RECIPE = "pipeline_config.yaml"
+Told = TypeVar("Told")
+REPAIRS = 3
 
 
 @flow(name="parallel-r1", flow_run_name="{recipe}", task_runner=ThreadPoolTaskRunner(max_workers=1))
-def pipeline(recipe: str = RECIPE, overrides: list[str] | None = None) -> dict[str, ArtifactRef]:
+@described
+def pipeline(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006  # Prefect shows the default in the form and hands out copies
+    force: list[StageName] = [],  # noqa: B006
+    place: Literal["here", "pools"] = "here",
+    run: RunForm = RunForm(),
+    prepare: PrepareForm = PrepareForm(),
+    student: StudentForm | None = None,
+    generate: GenerateForm = GenerateForm(),
+    filter: FilterForm = FilterForm(),
+    sft: SftForm = SftForm(),
+    rl: list[RlForm] = [],  # noqa: B006
+    evaluate: EvaluateForm = EvaluateForm(),
+) -> dict[str, ArtifactRef]:
     """Train a student to think in parallel and measure it on the way. Returns every artifact by title, the report last.
 
     The flow's own thread trains; the one thread of its task runner evaluates beside it.
-
-    Args:
-        recipe: config file, relative to the project: pipeline_config.yaml or recipes/*.yaml
-        overrides: dotted fields that differ from the file, such as rl.0.steps=5
     """
+    sections = {"run": run, "prepare": prepare, "student": student, "generate": generate, "filter": filter}
+    sections |= {"sft": sft, "rl": rl, "evaluate": evaluate}
+    config = config_of(recipe, overrides, sections)
+    elsewhere = Elsewhere(recipe, [*filled_in(recipe, sections), *overrides]) if place == "pools" else None
     with programs_end_with_flow():
-        return tell(load(PROJECT / recipe, overrides or []))
+        return until_whole(lambda: tell(Steps(config, force, elsewhere)))
 
 
-def tell(config: PipelineConfig) -> dict[str, ArtifactRef]:
+def tell(steps: Steps) -> dict[str, ArtifactRef]:
     """The story."""
-    steps = Steps(config)
+    config = steps.config
     training, held_out = steps.training_sets(), steps.held_out_sets()
 
     base = steps.base(training)
@@ -48,3 +84,14 @@ def tell(config: PipelineConfig) -> dict[str, ArtifactRef]:
 
     steps.measured()
     return {**steps.built, "report": steps.report()}
+
+
+def until_whole(story: Callable[[], Told]) -> Told:
+    """Tell a story, and tell it again when an artifact that it read turned out to be damaged: all else is in the store, and that
+    one is built again."""
+    for _ in range(REPAIRS):
+        try:
+            return story()
+        except Damaged as damage:
+            say(f"  {damage}")
+    return story()

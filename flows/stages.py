@@ -2,126 +2,234 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
 
-from flows.pipeline import RECIPE
+from flows.forms import (
+    RECIPE,
+    EvaluateForm,
+    FilterForm,
+    FromBase,
+    FromCheckpoint,
+    FromTrajectories,
+    GenerateForm,
+    Overrides,
+    PrepareForm,
+    Recipe,
+    ReportForm,
+    RlForm,
+    RunForm,
+    SftForm,
+    StudentForm,
+    config_of,
+    described,
+    filled_in,
+)
+from flows.pipeline import tell, until_whole
 from flows.steps import Steps
-from parallel_r1.config import ConfigError, load
+from parallel_r1.config import ConfigError, PipelineConfig
 from parallel_r1.store import ArtifactRef
-from tasks.places import PROJECT
 from tasks.supervise import programs_end_with_flow
 
 BESIDE = ThreadPoolTaskRunner(max_workers=1)
-
-
-def _steps(recipe: str, overrides: list[str] | None) -> Steps:
-    return Steps(load(PROJECT / recipe, overrides or []))
+Stages = Annotated[int, Field(ge=0)] | None
 
 
 @flow(name="prepare", flow_run_name="prepare {recipe}")
-def prepare(recipe: str = RECIPE, overrides: list[str] | None = None) -> dict[str, ArtifactRef]:
-    """Read all problem sets.
+@described
+def prepare(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006  # Prefect shows the default in the form and hands out copies
+    prepare: PrepareForm = PrepareForm(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> dict[str, ArtifactRef]:
+    """Read all problem sets, and compare what is learned from with what is measured on."""
+    config = config_of(recipe, overrides, {"run": run, "prepare": prepare})
+    rebuild = {"prepare", "decontaminate"} if force else set()
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as prepare.train.tier1.count=100
-    """
-    steps = _steps(recipe, overrides)
-    steps.training_sets()
-    steps.held_out_sets()
-    return steps.built
+    def story() -> dict[str, ArtifactRef]:
+        steps = Steps(config, rebuild)
+        steps.training_sets()
+        steps.held_out_sets()
+        return steps.built
+
+    return until_whole(story)
 
 
 @flow(name="base", flow_run_name="base {recipe}", task_runner=BESIDE)
-def base(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
-    """Make the base model.
+@described
+def base(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    student: StudentForm | None = None,
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Make the base model: from scratch, or a checkpoint that gets its tags."""
+    config = config_of(recipe, overrides, {"run": run, "student": student})
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as student.examples=1000
-    """
-    with programs_end_with_flow():
-        steps = _steps(recipe, overrides)
+    def story() -> ArtifactRef:
+        steps = Steps(config, {"base"} if force else ())
         return steps.keep_base(steps.base(steps.training_sets()))
+
+    with programs_end_with_flow():
+        return until_whole(story)
 
 
 @flow(name="generate", flow_run_name="generate {recipe}")
-def generate(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
-    """Have the teacher write.
+@described
+def generate(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    generate: GenerateForm = GenerateForm(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Have the teacher write."""
+    config = config_of(recipe, overrides, {"run": run, "generate": generate})
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as generate.count=1000
-    """
-    steps = _steps(recipe, overrides)
-    return steps.written(steps.training_sets())
+    def story() -> ArtifactRef:
+        steps = Steps(config, {"generate"} if force else ())
+        return steps.written(steps.training_sets())
+
+    return until_whole(story)
 
 
 @flow(name="filter", flow_run_name="filter {recipe}")
-def filter_trajectories(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
-    """Filter what the teacher wrote.
+@described
+def filter_trajectories(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    filter: FilterForm = FilterForm(),
+    upstream: FromTrajectories = FromTrajectories(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Filter what the teacher wrote."""
+    config = config_of(recipe, overrides, {"run": run, "filter": filter})
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as filter.answer=false
-    """
-    steps = _steps(recipe, overrides)
-    return steps.trajectories(steps.training_sets())
+    def story() -> ArtifactRef:
+        steps = Steps(config, {"filter"} if force else ())
+        written = steps.chosen(upstream.generate) or steps.written(steps.training_sets())
+        return steps.filtered(written)
+
+    return until_whole(story)
 
 
 @flow(name="sft", flow_run_name="sft {recipe}", task_runner=BESIDE)
-def sft(recipe: str = RECIPE, overrides: list[str] | None = None) -> ArtifactRef:
-    """Cold-start the student.
-
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as sft.max_steps=10
-    """
+@described
+def sft(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    sft: SftForm = SftForm(),
+    upstream: FromBase = FromBase(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Cold-start the student."""
+    config = config_of(recipe, overrides, {"run": run, "sft": sft})
     with programs_end_with_flow():
-        return _trained(_steps(recipe, overrides), stages=0)
+        return until_whole(lambda: _cold_started(Steps(config, {"sft"} if force else ()), upstream))
 
 
 @flow(name="rl", flow_run_name="rl {recipe}", task_runner=BESIDE)
-def rl(recipe: str = RECIPE, overrides: list[str] | None = None, stages: int | None = None) -> ArtifactRef:
-    """Train the student with reinforcement learning.
+@described
+def rl(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    stages: Stages = None,
+    rl: RlForm = RlForm(),
+    upstream: FromCheckpoint = FromCheckpoint(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Train the student with reinforcement learning. The form's fields and `force` are about the last of the stages that run; with a
+    checkpoint chosen, that stage alone runs."""
+    last = len(_curriculum(config_of(recipe, overrides, {"run": run}), stages))
+    if last == 0:
+        raise ConfigError(f"stages = {stages}: nothing to train; the curriculum of this recipe has stages from 1 on")
+    edits = filled_in(recipe, {"rl": [RlForm()] * (last - 1) + [rl]})
+    config = config_of(recipe, [*edits, *overrides], {"run": run})
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as rl.0.steps=5
-        stages: how many stages of the curriculum to run; all when left out
-    """
+    def story() -> ArtifactRef:
+        stage = config.rl[last - 1]
+        steps = Steps(config, {f"rl {stage.name}"} if force else ())
+        if checkpoint := steps.chosen(upstream.checkpoint):
+            return steps.reinforce(stage, checkpoint, steps.training_sets())
+        return _trained(steps, last)
+
     with programs_end_with_flow():
-        return _trained(_steps(recipe, overrides), stages)
+        return until_whole(story)
 
 
 @flow(name="evaluate", flow_run_name="evaluate {recipe}", task_runner=BESIDE)
-def evaluate(recipe: str = RECIPE, overrides: list[str] | None = None, stages: int | None = None) -> ArtifactRef:
-    """Measure the student after training.
+@described
+def evaluate(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    stages: Stages = None,
+    evaluate: EvaluateForm = EvaluateForm(),
+    upstream: FromCheckpoint = FromCheckpoint(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Measure the student after so many stages of the curriculum, or a checkpoint of your choice."""
+    config = config_of(recipe, overrides, {"run": run, "evaluate": evaluate})
 
-    Args:
-        recipe: config file, relative to the project
-        overrides: dotted fields that differ from the file, such as evaluate.samples=16
-        stages: measure after so many stages of the curriculum; after all when left out
-    """
+    def story() -> ArtifactRef:
+        steps = Steps(config, {"evaluate"} if force else ())
+        checkpoint = steps.chosen(upstream.checkpoint)
+        names = ["sft" if config.sft else "base", *(f"rl {stage.name}" for stage in _curriculum(config, stages))]
+        label = checkpoint.stage if checkpoint else names[-1]
+        if checkpoint:
+            steps.training_sets()  # an evaluation knows which of its problems the training sets give away
+        steps.measure(label, checkpoint or _trained(steps, stages), steps.held_out_sets())
+        return steps.measured()[label]
+
     with programs_end_with_flow():
-        steps = _steps(recipe, overrides)
-        names = ["sft" if steps.config.sft else "base", *(f"rl {stage.name}" for stage in steps.config.rl[:stages])]
-        steps.measure(names[-1], _trained(steps, stages), steps.held_out_sets())
-        return steps.measured()[names[-1]]
+        return until_whole(story)
+
+
+@flow(name="report", flow_run_name="report {recipe}", task_runner=BESIDE)
+@described
+def report(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    report: ReportForm = ReportForm(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Write the page about a run, and whatever of the run is missing."""
+    config = config_of(recipe, overrides, {"run": run, "report": report})
+    with programs_end_with_flow():
+        return until_whole(lambda: tell(Steps(config, {"report"} if force else ()))["report"])
+
+
+def _curriculum(config: PipelineConfig, stages: int | None) -> list[object]:
+    if stages is not None and stages > len(config.rl):
+        raise ConfigError(f"stages = {stages}: the curriculum of this recipe has {len(config.rl)}")
+    return config.rl[:stages]
+
+
+def _cold_started(steps: Steps, upstream: FromBase) -> ArtifactRef:
+    """The student after the cold start."""
+    student, kept = steps.chosen(upstream.base), steps.chosen(upstream.filter)
+    if student and kept:
+        return steps.cold_start(student, kept)
+    sets = steps.training_sets()
+    future = None if student else steps.base(sets)
+    kept = kept or steps.trajectories(sets)
+    return steps.cold_start(student or steps.keep_base(future), kept)
 
 
 def _trained(steps: Steps, stages: int | None) -> ArtifactRef:
-    """The student after the cold start and the first `stages` stages of rl."""
-    config = steps.config
-    if stages is not None and not 0 <= stages <= len(config.rl):
-        raise ConfigError(f"stages = {stages}: the curriculum of this recipe has {len(config.rl)}")
+    """The student after the cold start, where the recipe has one, and the first `stages` stages of rl."""
     sets = steps.training_sets()
-    future = steps.base(sets)
-    kept = steps.trajectories(sets) if config.sft else None
-    student = steps.keep_base(future)
-    if kept:
-        student = steps.cold_start(student, kept)
-    for stage in config.rl[:stages]:
+    student = _cold_started(steps, FromBase()) if steps.config.sft else steps.keep_base(steps.base(sets))
+    for stage in _curriculum(steps.config, stages):
         student = steps.reinforce(stage, student, sets)
     return student

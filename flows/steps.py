@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
-from prefect.futures import PrefectFuture
-
+from flows.elsewhere import Elsewhere, Later
+from flows.forms import LATEST
 from parallel_r1.config import ConfigError, PipelineConfig, ProceduralSource, ReasoningGymSource, RlConfig, ScratchStudent
 from parallel_r1.store import ArtifactRef
 from tasks.base import make_base
@@ -18,7 +19,7 @@ from tasks.prepare import prepare_problems
 from tasks.report import write_report
 from tasks.rl import reinforce
 from tasks.sft import cold_start
-from tasks.stage import Run
+from tasks.stage import Run, Stage
 
 Sets = dict[str, ArtifactRef]
 MadeUp = ProceduralSource | ReasoningGymSource
@@ -26,14 +27,26 @@ MadeUp = ProceduralSource | ReasoningGymSource
 
 
 class Steps:
-    """The stages of one run. `built` collects every artifact by title, in the order in which a reader wants them."""
+    """The stages of one run. `built` collects every artifact by title, in the order in which a reader wants them. `rebuild` names
+    what is made anew; with `elsewhere`, stages that need a model are runs of their own."""
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, rebuild: Iterable[str] = (), elsewhere: Elsewhere | None = None) -> None:
         self.config = config
-        self.run = Run.of(config)
+        self.run = Run.of(config, rebuild)
         self.built: dict[str, ArtifactRef] = {}
-        self._evaluations: dict[str, PrefectFuture[ArtifactRef]] = {}
+        self._elsewhere = elsewhere
+        self._evaluations: dict[str, Later] = {}
         self._compared: Sets = {}
+
+    def chosen(self, choice: str) -> ArtifactRef | None:
+        """The artifact that a form's `upstream` names as stage/key; None for `latest`, which the recipe leads to."""
+        if choice == LATEST:
+            return None
+        stage, key = choice.split("/")
+        found = self.run.store.find(stage, key)
+        if len(found) != 1:
+            raise ConfigError(f"upstream = {choice!r}: {len(found)} whole artifacts in {self.run.store.root} begin like this; see `make artifacts`")
+        return self._keep(f"{stage} {found[0].key[:8]}", found[0])
 
     def training_sets(self) -> Sets:
         """The problem sets to learn from, without copies of what is measured on."""
@@ -69,11 +82,11 @@ class Steps:
     def _prepared(self, label: str, source: object) -> ArtifactRef:
         return self._keep(f"prepare {label}", prepare_problems(self.run, source, label))
 
-    def base(self, sets: Sets) -> PrefectFuture[ArtifactRef]:
+    def base(self, sets: Sets) -> Later:
         """The base model, made beside what the flow does next."""
         student = self.config.student
         wanted = _part(sets, student.problems) if isinstance(student, ScratchStudent) else {}
-        return make_base.submit(self.run, student, sets=wanted)
+        return self._start(make_base, student, "", {}, sets=wanted)
 
     def written(self, sets: Sets) -> ArtifactRef:
         """What the teacher wrote."""
@@ -88,23 +101,30 @@ class Steps:
         written = self.written(sets)
         if self.config.generate.teacher.type in ("files", "hub"):
             written = self._decontaminated("trajectories", written)
+        return self.filtered(written)
+
+    def filtered(self, written: ArtifactRef) -> ArtifactRef:
+        """The trajectories that pass the filter."""
         return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=written))
 
     def cold_start(self, base: ArtifactRef, trajectories: ArtifactRef) -> ArtifactRef:
         """The student after sft."""
-        return self._keep("sft", cold_start(self.run, self.config.sft, base=base, trajectories=trajectories))
+        chosen = {"upstream": {"base": _choice(base), "filter": _choice(trajectories)}}
+        return self._keep("sft", self._start(cold_start, self.config.sft, "", chosen, base=base, trajectories=trajectories).result())
 
     def reinforce(self, stage: RlConfig, checkpoint: ArtifactRef, sets: Sets) -> ArtifactRef:
         """The student after one more stage of rl."""
         wanted = _part(sets, stage.problems)
-        return self._keep(f"rl {stage.name}", reinforce(self.run, stage, stage.name, checkpoint=checkpoint, sets=wanted))
+        chosen = {"upstream": {"checkpoint": _choice(checkpoint)}, "stages": self.config.rl.index(stage) + 1}
+        return self._keep(f"rl {stage.name}", self._start(reinforce, stage, stage.name, chosen, checkpoint=checkpoint, sets=wanted).result())
 
     def measure(self, label: str, checkpoint: ArtifactRef, sets: Sets) -> None:
         """Evaluate a checkpoint beside what the flow does next."""
         config = self.config.evaluate
-        if label == "base":
+        if checkpoint.stage == "base":
             config = config.model_copy(update={"prompt": config.base_prompt})
-        self._evaluations[label] = evaluate.submit(self.run, config, label, checkpoint=checkpoint, sets=sets, overlap=self._overlap)
+        inputs = {"checkpoint": checkpoint, "sets": sets, "overlap": self._overlap}
+        self._evaluations[label] = self._start(evaluate, config, label, {"upstream": {"checkpoint": _choice(checkpoint)}}, **inputs)
 
     def measured(self) -> dict[str, ArtifactRef]:
         """The evaluations, all finished, by checkpoint."""
@@ -114,9 +134,16 @@ class Steps:
         """The page about everything built so far."""
         return write_report(self.run, self.config, stages=self.built)
 
-    def keep_base(self, future: PrefectFuture[ArtifactRef]) -> ArtifactRef:
+    def keep_base(self, future: Later) -> ArtifactRef:
         """The base model, once it is there."""
         return self._keep("base", future.result())
+
+    def _start(self, stage: Stage, config: Any, label: str, chosen: Mapping[str, Any], **inputs: ArtifactRef | Sets) -> Later:
+        """A stage that needs a model, begun. `chosen`: how the form of its own deployment asks for the same artifact."""
+        call = stage.call(self.run, config, label, **inputs)
+        if self._elsewhere and call.load() is None:
+            return self._elsewhere.start(call, chosen, lambda: stage(self.run, config, label, **inputs))
+        return stage.submit(self.run, config, label, **inputs)
 
     def _keep(self, title: str, ref: ArtifactRef) -> ArtifactRef:
         self.built[title] = ref
@@ -126,3 +153,7 @@ class Steps:
 def _part(sets: Sets, wanted: Mapping[str, float]) -> Sets:
     """The sets of a mixture: a stage depends on what it reads, not on the others."""
     return {name: sets[name] for name in wanted}
+
+
+def _choice(ref: ArtifactRef) -> str:
+    return f"{ref.stage}/{ref.key}"

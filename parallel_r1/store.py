@@ -4,38 +4,60 @@
 The *key* says what was asked for (stage, version, config section, seed, digests of the inputs; no paths, clocks or run ids);
 the *digest* says what came out. The endpoint and the keys of s3:// come from the environment (AWS_ENDPOINT_URL_S3 or
 AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).
+
+Two depths of checking. Whether an artifact is there is asked often and answered by the manifest and the sizes of the files. What a
+stage reads is hashed first, however big (1.5 GB/s on one core; a stage that reads gigabytes runs for hours): a flipped bit is
+found, the commit mark is taken away and the artifact is built again, never served. An S3 server that doesn't answer is asked again
+for PATIENCE_SECONDS.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 import fsspec
+from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field
 
 from parallel_r1.config import NOT_IN_KEY, FileContent, LocalOrHub
 
 MANIFEST = "MANIFEST.json"
+STAGING = ".staging"
 NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl"})
 """Files for people, which no later stage reads: listed in the manifest, but two artifacts that differ only here have the same digest."""
 
 FILE_CONTENT_MARK = get_args(FileContent)[1]
 LOCAL_OR_HUB_MARK = get_args(LocalOrHub)[1]
 CHUNK = 1 << 20
+PICKLES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib"})
+"""Suffixes of files that run code when they are loaded: an artifact never holds one. Weights are safetensors."""
+PATIENCE_SECONDS = 60.0
+"""How long a remote store that doesn't answer is asked again; PARALLEL_R1_STORE_PATIENCE changes it."""
+SHA256 = "sha256"
+"""Name of the metadata of a remote file that holds its digest, so that an upload goes on where it broke off."""
+LOUD_BYTES = 64 << 20
+"""Files from this size on say how far their upload is."""
 
 
 class StoreError(RuntimeError):
     """The store refuses: names the artifact, the file and why."""
+
+
+class Damaged(StoreError):
+    """A file is not what was committed. The artifact's commit mark is gone now: it is built again when it is asked for again."""
 
 
 class ArtifactRef(BaseModel):
@@ -175,9 +197,47 @@ def list_files(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise StoreError(f"{path}: an artifact holds plain files only, no links or devices")
+        if path.suffix in PICKLES:
+            raise StoreError(f"{path}: an artifact holds no pickles; write weights as safetensors and data as JSON")
         if path.is_file():
             names.append(_checked_name(path.relative_to(folder).as_posix()))
     return names
+
+
+# --- a store that doesn't answer for a while -----------------------------------------------------------------------------------
+
+
+def patiently(what: str, action: Callable[[], Any]) -> Any:
+    """Do something with a remote store, and again with growing pauses while it doesn't answer.
+
+    Raises StoreError after PATIENCE_SECONDS. An answer such as `no such file` or `access denied` is an answer, and raised at once.
+    """
+    patience = float(os.environ.get("PARALLEL_R1_STORE_PATIENCE", PATIENCE_SECONDS))
+    deadline, pause = time.monotonic() + patience, 0.5
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if not _is_silence(error):
+                raise
+            if time.monotonic() + pause > deadline:
+                raise StoreError(
+                    f"{what}: no answer for {patience:g} s: {type(error).__name__}: {error}. "
+                    "What was finished is kept: run again when the store is back"
+                ) from error
+        time.sleep(pause)
+        pause = min(2 * pause, 15.0)
+
+
+def _is_silence(error: Exception) -> bool:
+    """Whether an error means that the store could not be reached or broke off, and not that it said no.
+
+    By the names of botocore and aiohttp, as the worker environment has neither."""
+    if isinstance(error, OSError):
+        answers = FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError | PermissionError
+        return not isinstance(error, answers) and error.errno != errno.ENOSPC
+    library = type(error).__module__.split(".")[0]
+    return library in ("botocore", "aiohttp") and type(error).__name__ not in ("NoCredentialsError", "ParamValidationError", "ClientError")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------------
@@ -201,13 +261,25 @@ class Store:
 
     def manifest(self, stage: str, key: str) -> Manifest | None:
         """The manifest of an artifact; None when there is none or it can't be understood."""
+        path = f"{self._folder(stage, key)}/{MANIFEST}"
         try:
-            manifest = Manifest.model_validate_json(self.filesystem.cat_file(f"{self._folder(stage, key)}/{MANIFEST}"))
+            manifest = Manifest.model_validate_json(self._ask(path, lambda: self.filesystem.cat_file(path)))
             for name in manifest.files:
                 _checked_name(name)
         except (FileNotFoundError, NotADirectoryError, ValueError, StoreError):
             return None
         return manifest if (manifest.stage, manifest.key) == (stage, key) else None
+
+    def _ask(self, path: str, action: Callable[[], Any]) -> Any:
+        return action() if self.is_local else patiently(self.filesystem.unstrip_protocol(path), action)
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Every artifact of the store, whole or not."""
+        found = self._ask(self.path, lambda: self.filesystem.glob(f"{self.path}/*/*/{MANIFEST}"))
+        for path in sorted(found):
+            stage, key = path.split("/")[-3:-1]
+            if not stage.startswith(".") and (manifest := self.manifest(stage, key)):
+                yield manifest
 
     def load(self, stage: str, key: str) -> ArtifactRef | None:
         """The artifact of this key, when it is whole (shallow check)."""
@@ -215,6 +287,12 @@ class Store:
         if manifest is None or self._fault(manifest, deep=False):
             return None
         return self._ref(manifest)
+
+    def find(self, stage: str, beginning: str) -> list[ArtifactRef]:
+        """The whole artifacts of a stage whose key begins so."""
+        pattern = f"{self.path}/{_checked_part(stage)}/{_checked_part(beginning)}*/{MANIFEST}"
+        keys = [path.split("/")[-2] for path in self._ask(pattern, lambda: self.filesystem.glob(pattern))]
+        return [ref for key in sorted(keys) if (ref := self.load(stage, key))]
 
     def check(self, ref: ArtifactRef, deep: bool = False) -> str | None:
         """None when what `ref` points to is whole, else why not. Shallow: manifest, digest and sizes; deep: every sha256 too."""
@@ -229,10 +307,13 @@ class Store:
         folder = self._folder(manifest.stage, manifest.key)
         if digest_of(manifest.files) != manifest.digest:
             return f"{folder}/{MANIFEST}: the digest is not that of the files it lists"
-        found = {path.removeprefix(f"{folder}/"): info["size"] for path, info in self.filesystem.find(folder, detail=True).items()}
+        there = self._ask(folder, lambda: self.filesystem.find(folder, detail=True))
+        found = {path.removeprefix(f"{folder}/"): info["size"] for path, info in there.items()}
         for name, entry in manifest.files.items():
             if name not in found:
                 return f"{folder}/{name}: missing"
+            if self.is_local and Path(folder, name).resolve() != Path(folder).resolve() / name:
+                return f"{folder}/{name}: a link, which leads elsewhere"
             if found[name] != entry.size:
                 return f"{folder}/{name}: {found[name]} bytes, the manifest says {entry.size}"
             if deep and _sha256(self.filesystem, f"{folder}/{name}") != entry.sha256:
@@ -254,8 +335,13 @@ class Store:
         versions: Mapping[str, str] | None = None,
         seconds: float = 0.0,
         metrics: Mapping[str, float] | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
     ) -> ArtifactRef:
-        """Make an artifact of a local folder's files: the files first, the manifest last. What lay at the key is replaced."""
+        """Make an artifact of a local folder's files: the files first, the manifest last. What lay at the key is replaced.
+
+        `on_progress` hears how far a long upload is. Raises StoreError when the disk is full or the store doesn't answer; what was
+        uploaded until then is not uploaded again.
+        """
         files = {name: _entry(folder / name) for name in list_files(folder)}
         if not files or MANIFEST in files:
             raise StoreError(f"{folder}: {'no files to commit' if not files else f'{MANIFEST} is the name of the commit mark'}")
@@ -271,19 +357,34 @@ class Store:
             metrics=dict(metrics or {}),
             committed_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (self._commit_local if self.is_local else self._commit_remote)(folder, manifest)
+        if self.is_local:
+            self._commit_local(folder, manifest)
+        else:
+            self._commit_remote(folder, manifest, on_progress)
         return self._ref(manifest)
 
     def _commit_local(self, folder: Path, manifest: Manifest) -> None:
         """Build the folder beside the store's and rename it into place: a reader sees all of it or nothing."""
-        target = Path(self._folder(manifest.stage, manifest.key))
-        staging = Path(self.path) / ".staging" / uuid.uuid4().hex
+        staging = Path(self.path) / STAGING / uuid.uuid4().hex
+        try:
+            self._fill(staging, folder, manifest)
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            where = self.uri_of(manifest.stage, manifest.key)
+            raise StoreError(f"{where}: can't be written: {error}. Nothing is lost: make room and run again") from error
+        self._put_in_place(staging, manifest)
+
+    def _fill(self, staging: Path, folder: Path, manifest: Manifest) -> None:
+        staging.mkdir(parents=True)
         for name in manifest.files:
             _copy(folder / name, staging / name)
         (staging / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
         _fsync(staging / MANIFEST)
         for path in (*(path for path in staging.rglob("*") if path.is_dir()), staging):
             _fsync(path)
+
+    def _put_in_place(self, staging: Path, manifest: Manifest) -> None:
+        target = Path(self._folder(manifest.stage, manifest.key))
         target.parent.mkdir(parents=True, exist_ok=True)
         replaced = staging.with_suffix(".replaced")
         if target.exists():
@@ -292,45 +393,91 @@ class Store:
         _fsync(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _commit_remote(self, folder: Path, manifest: Manifest) -> None:
+    def _commit_remote(self, folder: Path, manifest: Manifest, on_progress: Callable[[str], None]) -> None:
+        """Files one by one, then the mark. A file that lies there already with the same digest, from an upload that broke off, is
+        left as it is. Every part carries a checksum that the server compares."""
         target = self._folder(manifest.stage, manifest.key)
         self.invalidate(manifest.stage, manifest.key)
-        for name in manifest.files:
-            self.filesystem.put_file(str(folder / name), f"{target}/{name}")
-        self.filesystem.pipe_file(f"{target}/{MANIFEST}", manifest.model_dump_json(indent=1).encode())
+        for count, (name, entry) in enumerate(manifest.files.items(), start=1):
+            path = f"{target}/{name}"
+            if self._ask(path, partial(self._digest_there, path)) == entry:
+                on_progress(f"{name} is uploaded already")
+                continue
+            said = _Upload(f"uploading {name} ({count} of {len(manifest.files)})", on_progress) if entry.size >= LOUD_BYTES else Callback()
+            options = {"Metadata": {SHA256: entry.sha256}} if "s3" in self.filesystem.protocol else {}
+            self._ask(path, partial(self.filesystem.put_file, str(folder / name), path, callback=said, **options))
+        content = manifest.model_dump_json(indent=1).encode()
+        self._ask(target, lambda: self.filesystem.pipe_file(f"{target}/{MANIFEST}", content))
+
+    def _digest_there(self, path: str) -> FileEntry | None:
+        if "s3" not in self.filesystem.protocol or not self.filesystem.exists(path):
+            return None
+        digest = self.filesystem.metadata(path).get(SHA256)
+        return FileEntry(size=self.filesystem.size(path), sha256=digest) if digest else None
 
     def invalidate(self, stage: str, key: str) -> None:
         """Take the commit mark away: the artifact counts as never made."""
         mark = f"{self._folder(stage, key)}/{MANIFEST}"
-        if self.filesystem.exists(mark):
-            self.filesystem.rm_file(mark)
+        if self._ask(mark, lambda: self.filesystem.exists(mark)):
+            self._ask(mark, lambda: self.filesystem.rm_file(mark))
+
+    def remove(self, stage: str, key: str) -> None:
+        """Delete an artifact, the commit mark first."""
+        self.invalidate(stage, key)
+        folder = self._folder(stage, key)
+        if self._ask(folder, lambda: self.filesystem.exists(folder)):
+            self._ask(folder, lambda: self.filesystem.rm(folder, recursive=True))
 
     def localise(self, ref: ArtifactRef, cache: Path, *only: str) -> Path:
-        """A local folder with the artifact's files, or with those named: the store's own folder when it is local, else a verified
-        download under `cache`, which goes on with the files that are left when it was cut.
+        """A local folder with the artifact's files, or with those named, each hashed now: the store's own folder when it is local,
+        else a download under `cache`, which goes on with the files that are left when it was cut.
 
-        Raises StoreError when the artifact is not whole.
+        Raises StoreError when the artifact is not whole, Damaged when a file is not what was committed.
         """
         manifest = self.manifest(ref.stage, ref.key)
         fault = self.check(ref)
         if manifest is None or fault:
-            raise StoreError(f"{ref.stage} {ref.key} can't be used: {fault}. Run again: it is rebuilt.")
-        if self.is_local:
-            return Path(self._folder(ref.stage, ref.key))
-        target = cache / _checked_part(ref.stage) / _checked_part(ref.digest)
+            self.invalidate(ref.stage, ref.key)
+            raise Damaged(f"{ref.stage} {ref.key} can't be used: {fault}. Run again: it is rebuilt.")
+        target = Path(self._folder(ref.stage, ref.key)) if self.is_local else cache / _checked_part(ref.stage) / _checked_part(ref.digest)
         for name in only or manifest.files:
-            if not (target / name).exists():
+            if name not in manifest.files:
+                continue  # what isn't there is the reader's business: some files are optional
+            if not self.is_local and not ((target / name).exists() and _entry(target / name) == manifest.files[name]):
                 self._download(ref, name, manifest.files[name], target / name)
+            elif self.is_local and _entry(target / name) != manifest.files[name]:
+                self._refuse(ref, name, "the content")
         return target
 
     def _download(self, ref: ArtifactRef, name: str, entry: FileEntry, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-        self.filesystem.get_file(f"{self._folder(ref.stage, ref.key)}/{name}", str(part))
-        if _entry(part) != entry:
-            part.unlink()
-            raise StoreError(f"{ref.uri}/{name}: the download is not what was committed. Run again: it is rebuilt.")
-        part.replace(path)
+        there = f"{self._folder(ref.stage, ref.key)}/{name}"
+        try:
+            self._ask(there, lambda: self.filesystem.get_file(there, str(part)))
+            if _entry(part) != entry:
+                self._refuse(ref, name, "the download")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _refuse(self, ref: ArtifactRef, name: str, what: str) -> None:
+        self.invalidate(ref.stage, ref.key)
+        raise Damaged(f"{ref.uri}/{name}: {what} is not what was committed. Run again: it is rebuilt.")
+
+
+class _Upload(Callback):
+    """Says every few seconds how much of a file is uploaded."""
+
+    def __init__(self, title: str, on_progress: Callable[[str], None]) -> None:
+        super().__init__()
+        self.title, self.on_progress, self._said = title, on_progress, time.monotonic()
+
+    def call(self, hook_name: str | None = None, **kwargs: Any) -> None:
+        """Called by fsspec after every part."""
+        if self.size and time.monotonic() - self._said > 3:
+            self._said = time.monotonic()
+            self.on_progress(f"{self.title}: {100 * self.value / self.size:.0f} %")
 
 
 def _entry(path: Path) -> FileEntry:

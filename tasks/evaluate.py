@@ -42,7 +42,7 @@ def refuse_another_prompt(trained: Manifest, config: EvaluateConfig) -> None:
         )
 
 
-@stage("evaluate", version=2, show=show_results)
+@stage("evaluate", version=2, show=show_results, gpu=True)
 def evaluate(
     work: Work, config: EvaluateConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef], overlap: Mapping[str, ArtifactRef]
 ) -> Metrics:

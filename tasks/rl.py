@@ -11,7 +11,7 @@ from tasks.show import show_curves
 from tasks.stage import Metrics, Work, stage
 
 
-@stage("rl", version=2, show=show_curves)
+@stage("rl", version=2, show=show_curves, gpu=True)
 def reinforce(work: Work, config: RlConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
     """Improve the checkpoint by GRPO on parallel rollouts over the problem sets."""
     work.versions["prompt"] = prompts.fingerprint(config.prompt)

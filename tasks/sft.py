@@ -9,7 +9,7 @@ from tasks.show import show_curves
 from tasks.stage import Metrics, Work, stage
 
 
-@stage("sft", version=1, show=show_curves)
+@stage("sft", version=1, show=show_curves, gpu=True)
 def cold_start(work: Work, config: SftConfig, base: ArtifactRef, trajectories: ArtifactRef) -> Metrics:
     """Teach the base model the form of parallel thinking on the filtered trajectories."""
     work.versions["prompt"] = prompts.fingerprint(config.prompt)

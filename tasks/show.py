@@ -1,36 +1,127 @@
-"""Artifacts as a person sees them in Prefect's UI. Keys are stable, so an artifact's history runs over all runs."""
+"""Artifacts as a person sees them in Prefect's UI. Keys are stable, so an artifact's history runs over all runs.
+
+What a stage shows is kept beside the run's state, so that a cached stage shows the same again in a few milliseconds.
+"""
 
 from __future__ import annotations
 
 import base64
+import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import ImageArtifact, MarkdownArtifact, TableArtifact
+from pydantic import BaseModel
 
 from parallel_r1.store import ArtifactRef
 from tasks.progress import slug
 
 METRICS = "metrics.jsonl"
 SHOWN_CURVES = ("loss", "reward", "accuracy", "parallel_ratio", "valid_ratio", "response_tokens", "entropy", "rollout_gap/main/mean")
+CELL_CHARACTERS = 1200
+"""Longer texts are cut in tables: the whole one lies in the artifact."""
+
+
+class Page(BaseModel):
+    """One artifact of the UI."""
+
+    kind: Literal["table", "markdown", "image"]
+    key: str
+    description: str
+    data: Any
+
+    def post(self) -> None:
+        """Add it to the run."""
+        named = {"key": self.key, "description": self.description}
+        match self.kind:
+            case "table":
+                TableArtifact(table=self.data, **named).create()
+            case "markdown":
+                MarkdownArtifact(markdown=self.data, **named).create()
+            case "image":
+                ImageArtifact(image_url=self.data, **named).create()
+
+
+_collected: ContextVar[list[Page]] = ContextVar("collected")
+
+
+@contextmanager
+def collecting() -> Iterator[list[Page]]:
+    """The pages that are shown within the block; they are not posted yet."""
+    pages: list[Page] = []
+    token = _collected.set(pages)
+    try:
+        yield pages
+    finally:
+        _collected.reset(token)
+
+
+def keep(file: Path, pages: Sequence[Page]) -> None:
+    """Write pages down, so that `kept` finds all of them or none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps([page.model_dump() for page in pages]), encoding="utf-8")
+    partial.replace(file)
+
+
+def kept(file: Path) -> list[Page] | None:
+    """Pages that were written down; None when there are none."""
+    try:
+        return [Page.model_validate(page) for page in json.loads(file.read_text(encoding="utf-8"))]
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def with_inputs(page: Page, inputs: Mapping[str, ArtifactRef], titles: Mapping[str, str]) -> Page:
+    """The page with its lineage: every input by name, with a link to its own page where this run has one (`titles` by URI)."""
+    if not inputs:
+        return page
+    links = []
+    for name, ref in inputs.items():
+        where = f"`{ref.stage}/{ref.key}`"
+        linked = f"[{titles[ref.uri]}](/artifacts/key/{slug(titles[ref.uri])}) {where}" if ref.uri in titles else where
+        links.append(f"- {name}: {linked}")
+    lineage = "\n\nMade from:\n" + "\n".join(links)
+    if page.kind == "markdown":
+        return page.model_copy(update={"data": page.data + lineage})
+    return page.model_copy(update={"description": page.description + lineage})
 
 
 def describe(ref: ArtifactRef, text: str) -> str:
     """What the artifact is, and where it lies."""
-    return f"{text}\n\n`{ref.uri}` (digest `{ref.digest[:12]}`)"
+    return f"{text}\n\n`{ref.stage}/{ref.key}` in `{ref.uri}` (digest `{ref.digest[:12]}`)"
 
 
 def show_table(title: str, rows: Sequence[dict[str, Any]], ref: ArtifactRef, text: str) -> None:
-    """A table artifact."""
-    create_table_artifact(list(rows), key=slug(title), description=describe(ref, f"**{title}**: {text}"))
+    """A table artifact. Long texts are cut."""
+    short = [{name: _cut(value) for name, value in row.items()} for row in rows]
+    description = describe(ref, f"**{title}**: {text}")
+    _collected.get().append(Page(kind="table", key=slug(title), description=description, data=short))
 
 
 def show_markdown(title: str, text: str, ref: ArtifactRef) -> None:
     """A Markdown artifact."""
-    create_markdown_artifact(f"# {title}\n\n{describe(ref, text)}", key=slug(title), description=title)
+    _collected.get().append(Page(kind="markdown", key=slug(title), description=title, data=f"# {title}\n\n{describe(ref, text)}"))
+
+
+def show_image(title: str, url: str, text: str) -> None:
+    """An image artifact."""
+    _collected.get().append(Page(kind="image", key=slug(title), description=f"{title}: {text}", data=url))
+
+
+def as_text(text: str) -> str:
+    """Model text inside Markdown: shown as it is, never as markup; one line, so that it fits a table's cell."""
+    marks = {ord(mark): f"&#{ord(mark)};" for mark in "|`*_[]~\\"}
+    return html.escape(_cut(text)).translate(marks).replace("\n", "<br>")
+
+
+def _cut(value: Any) -> Any:
+    return f"{value[:CELL_CHARACTERS]} ..." if isinstance(value, str) and len(value) > CELL_CHARACTERS else value
 
 
 def show_curves(title: str, ref: ArtifactRef, folder: Path) -> None:
@@ -42,7 +133,7 @@ def show_curves(title: str, ref: ArtifactRef, folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
     names = [name for name in SHOWN_CURVES if any(name in row for row in rows)]
     if names:
-        create_image_artifact(image_url=_curves(rows, names), key=f"{slug(title)}-curves", description=f"{title}: {', '.join(names)}")
+        show_image(f"{title} curves", _curves(rows, names), ", ".join(names))
 
 
 def _curves(rows: list[dict[str, float]], names: Sequence[str]) -> str:

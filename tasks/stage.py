@@ -12,12 +12,14 @@ is read again once the lock is held, so that two runs at once build each thing o
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -29,18 +31,22 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.states import Completed, State
 from prefect.transactions import IsolationLevel
+from pydantic import BaseModel
 
 from parallel_r1.config import PipelineConfig, Resources
 from parallel_r1.jobs import Job
 from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten, identity, key_of
 from tasks.locks import FlockManager
 from tasks.places import PROJECT, state_folder
-from tasks.progress import Progress, say
+from tasks.progress import Progress, say, slug
+from tasks.show import collecting, keep, kept, with_inputs
 from tasks.supervise import program_environment, supervise
 
 Metrics = Mapping[str, float]
 Inputs = Mapping[str, ArtifactRef | Mapping[str, ArtifactRef]]
 Show = Callable[[str, ArtifactRef, Path], None]
+GPU = "gpu"
+"""Tag of the tasks that run a model, and the name of the pool for them. `make ui` limits the tag to one task at a time."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,19 @@ class Run:
     offline: bool
     slots: threading.Semaphore
     """One for each stage process that may run at once."""
+    rebuild: frozenset[str] = frozenset()
+    """Stages, or single steps by title, that are built anew even when the store has them."""
+    rebuilt: set[str] = field(default_factory=set)
+    """Titles that need no rebuilding any more."""
+    titles: dict[str, str] = field(default_factory=dict)
+    """What this run calls its artifacts, by URI."""
 
     @classmethod
-    def of(cls, config: PipelineConfig) -> Run:
+    def of(cls, config: PipelineConfig, rebuild: Iterable[str] = ()) -> Run:
         """The run that a config asks for; relative paths in it are relative to the project."""
         root = config.store if "://" in config.store else str((PROJECT / config.store).resolve())
         slots = threading.Semaphore(config.resources.processes)
-        return cls(Store(root), config.seed, config.resources, state_folder(), not uses_hub(config), slots)
+        return cls(Store(root), config.seed, config.resources, state_folder(), not uses_hub(config), slots, frozenset(rebuild))
 
 
 def uses_hub(config: PipelineConfig) -> bool:
@@ -97,7 +109,9 @@ class Call:
         return f"{self.stage.name} {self.label}".strip()
 
     def load(self) -> ArtifactRef | None:
-        """The artifact, when the store has it whole."""
+        """The artifact, when the store has it whole and nobody asked to build it anew."""
+        if self.title not in self.run.rebuilt and self.run.rebuild & {self.stage.name, self.title}:
+            return None
         return self.run.store.load(self.stage.name, self.key)
 
     @property
@@ -109,7 +123,7 @@ class Call:
 class Work:
     """A stage at work: where to read, where to write, how to say how far it is."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, resume: bool = False) -> None:
         self.call = call
         self.seed = call.run.seed
         self.label = call.label
@@ -117,12 +131,13 @@ class Work:
         self.scratch = call.folder / "work"
         self.progress = Progress(call.title, get_run_logger())
         self.versions = {"python": platform.python_version(), "prefect": version_of("prefect")}
-        shutil.rmtree(self.out, ignore_errors=True)
-        self.out.mkdir(parents=True)
+        if not resume:
+            shutil.rmtree(self.out, ignore_errors=True)
+            self.out.mkdir(parents=True)
         self.scratch.mkdir(exist_ok=True)
 
     def read(self, ref: ArtifactRef, *only: str) -> Path:
-        """A local folder with the artifact's files, or with those named."""
+        """A local folder with the artifact's files, or with those named, every byte checked against the manifest."""
         return self.call.run.store.localise(ref, self.call.run.state / "cache", *only)
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
@@ -181,18 +196,33 @@ class Stage:
     version: int
     build: Callable[..., Metrics]
     show: Show | None
+    gpu: bool
+
+    def call(self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]) -> Call:
+        """One use of the stage, not run yet."""
+        return Call(run, self, config, inputs, label)
 
     def __call__(self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]) -> ArtifactRef:
         """The artifact: from the store, or built now."""
-        call = Call(run, self, config, inputs, label)
+        call = self.call(run, config, label, **inputs)
         return self._task(call)(call, inputs, return_state=True).result()
 
     def submit(
         self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]
     ) -> PrefectFuture[ArtifactRef]:
         """The same in a thread of the flow's task runner."""
-        call = Call(run, self, config, inputs, label)
+        call = self.call(run, config, label, **inputs)
         return self._task(call).submit(call, inputs)
+
+    @property
+    def _tags(self) -> list[str]:
+        return [f"stage:{self.name}", *([GPU] if self.gpu else [])]
+
+    @cached_property
+    def show_code(self) -> str:
+        """Changes when the code behind `show` does, so that kept pages are made anew."""
+        files = {inspect.getsourcefile(function) for function in (self.show, collecting) if function}
+        return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(filter(None, files)))).hexdigest()[:8]
 
     def _task(self, call: Call) -> Any:
         policy = CacheKeyFnPolicy(cache_key_fn=_record_key).configure(
@@ -203,7 +233,7 @@ class Stage:
             name=self.name,
             task_run_name=call.title,
             description=self.build.__doc__,
-            tags=[] if call.load() else [f"stage:{self.name}"],  # tags may have limits, and asking for a slot takes two seconds
+            tags=[] if call.load() else self._tags,  # tags may have limits, and asking for a slot takes two seconds
             cache_policy=policy,
             refresh_cache=True,  # take the lock, never believe the record: the body asks the store
             persist_result=True,
@@ -211,10 +241,11 @@ class Stage:
         )
 
 
-def stage(name: str, version: int, show: Show | None = None) -> Callable[[Callable[..., Metrics]], Stage]:
+def stage(name: str, version: int, show: Show | None = None, gpu: bool = False) -> Callable[[Callable[..., Metrics]], Stage]:
     """Make a function `(work, config, **inputs) -> Metrics` a stage. Raise `version` by hand when its outcome changes for the same
-    config; `show(title, ref, folder)` presents the artifact to a person, freshly built or not."""
-    return lambda build: Stage(name, version, build, show)
+    config; `show(title, ref, folder)` presents the artifact to a person, freshly built or not; a stage with `gpu` needs a model and
+    waits for its turn where the tag `gpu` has a limit."""
+    return lambda build: Stage(name, version, build, show, gpu)
 
 
 def _record_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -227,23 +258,73 @@ def _build(call: Call, inputs: Inputs) -> ArtifactRef | State[ArtifactRef]:
     if found := call.load():
         say(f"  {call.title:<26} cached")
         get_run_logger().info("cached: %s", found.uri)
+        _present(call, found)
         return Completed(name="Cached", message=found.uri, data=found)
     start = time.monotonic()
-    work = Work(call)
     say(f"  {call.title:<26} starts")
-    metrics = call.stage.build(work, call.config, **inputs)
+    built, out = _filled(call, inputs)
     ref = call.run.store.commit(
         call.stage.name,
         call.key,
-        work.out,
+        out,
         config=call.identity,
         inputs=flatten(inputs),
-        versions={**work.versions, "stage": str(call.stage.version)},
-        seconds=time.monotonic() - start,
-        metrics=metrics,
+        versions=built.versions,
+        seconds=built.seconds,
+        metrics=built.metrics,
+        on_progress=lambda text: say(f"  {call.title:<26} {text}"),
     )
-    if call.stage.show:
-        call.stage.show(call.title, ref, work.out)
+    call.run.rebuilt.add(call.title)
+    _present(call, ref, out)
     shutil.rmtree(call.folder)
     say(f"  {call.title:<26} done in {time.monotonic() - start:.0f} s")
     return ref
+
+
+class Built(BaseModel):
+    """What is known of a filled folder that waits to be committed."""
+
+    versions: dict[str, str]
+    seconds: float
+    metrics: dict[str, float]
+
+
+def _filled(call: Call, inputs: Inputs) -> tuple[Built, Path]:
+    """The artifact's folder, filled now, or by an earlier attempt that could not commit it (a full disk, an outage)."""
+    note = call.folder / "built.json"
+    if note.exists():
+        work = Work(call, resume=True)
+        work.progress.note("is built already and only has to be stored")
+        return Built.model_validate_json(note.read_text(encoding="utf-8")), work.out
+    start = time.monotonic()
+    work = Work(call)
+    metrics = call.stage.build(work, call.config, **inputs)
+    versions = {**work.versions, "stage": str(call.stage.version)}
+    built = Built(versions=versions, seconds=time.monotonic() - start, metrics=dict(metrics))
+    partial = note.with_suffix(".partial")
+    partial.write_text(built.model_dump_json(), encoding="utf-8")
+    partial.replace(note)
+    return built, work.out
+
+
+def _present(call: Call, ref: ArtifactRef, folder: Path | None = None) -> None:
+    """Show the artifact in this run. What was shown once is kept, so that a cached stage needs to read no file of its artifact."""
+    call.run.titles[ref.uri] = call.title
+    if call.stage.show is None:
+        return
+    name = f"{ref.stage}-{ref.key}-{ref.digest[:12]}-{slug(call.title)}-{call.stage.show_code}.json"
+    pages = kept(call.run.state / "shown" / name)
+    if pages is None:
+        with collecting() as pages:
+            call.stage.show(call.title, ref, folder or _small_files(call, ref))
+        keep(call.run.state / "shown" / name, pages)
+    for page in pages:
+        with_inputs(page, flatten(call.inputs), call.run.titles).post()
+
+
+def _small_files(call: Call, ref: ArtifactRef) -> Path:
+    """A local folder with what a person looks at: everything but weights."""
+    store = call.run.store
+    manifest = store.manifest(ref.stage, ref.key)
+    names = [name for name in manifest.files if not name.startswith("checkpoint/")] if manifest else []
+    return store.localise(ref, call.run.state / "cache", *names)

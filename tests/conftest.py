@@ -53,7 +53,7 @@ class Project:
         if flow == "run":
             command = [sys.executable, "-m", "flows.run", arguments[0], "--set", *arguments[1:]]
         else:
-            call = f"{flow}({arguments[0]!r}, {arguments[1:]!r})"
+            call = f"{flow}(recipe={arguments[0]!r}, overrides={arguments[1:]!r})"
             code = f"from flows import server; server.ensure(); from flows.stages import {flow}; {call}"
             command = [sys.executable, "-c", code]
         process = subprocess.Popen(
