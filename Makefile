@@ -9,7 +9,7 @@ WORKER := .venv/worker/bin/python
 export DATA
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui ask stop clean bench environments reasoning-gym
+.PHONY: help demo test ui ask stop clean bench artifacts lineage gc test-faults environments reasoning-gym
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -19,8 +19,11 @@ demo: environments  ## train a small model to think in parallel, end to end; aga
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
 test: environments  ## run the tests, in both environments
-	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault"
 	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker; fi
+
+test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, a browser
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault
 
 ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
 	@$(ORCHESTRATOR) -m flows.ui
@@ -31,6 +34,15 @@ ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or a
 
 stop:  ## end the Prefect server that runs in the background
 	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi
+
+artifacts: environments  ## list the store: size, age, what was made from each; DEEP=1 hashes every file
+	@$(ORCHESTRATOR) -m flows.artifacts list $(CONFIG) --set $(SET) $(if $(DEEP),--deep)
+
+lineage: environments  ## ARTIFACT=stage/key: what it was made from, as a tree
+	@$(ORCHESTRATOR) -m flows.artifacts lineage $(ARTIFACT) $(CONFIG) --set $(SET)
+
+gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more); APPLY=1 removes it
+	@$(ORCHESTRATOR) -m flows.artifacts gc $(CONFIG) --set $(SET) --keep $(KEEP) $(if $(APPLY),--apply)
 
 bench: environments  ## measure speeds into benchmarks/results.json
 	@$(ORCHESTRATOR) -m benchmarks.run $(CONFIG) --set $(SET)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from parallel_r1 import prompts
 from parallel_r1.config import EvaluateConfig
+from parallel_r1.jobs import read_lines
 from parallel_r1.store import ArtifactRef, Manifest
+from tasks.rollouts import ROLLOUTS, show_rollouts
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 
 RESULTS = "results.json"
+SHOWN_PROBLEMS = 30
 SHARES = ("mean", "parallel_ratio", "valid_ratio", "truncated_ratio")
 
 
@@ -25,6 +30,35 @@ def show_results(title: str, ref: ArtifactRef, folder: Path) -> None:
         for name, entry in results["sets"].items()
     ]
     show_table(title, rows, ref, f"{results['engine']}, {results['tokens_per_second']:.0f} tokens/s. Percent, 95 % intervals.")
+    samples = read_lines(folder / ROLLOUTS)
+    show_table(f"{title} problems", list(by_problem(samples)), ref, f"the hardest {SHOWN_PROBLEMS} problems first")
+    if odd := list(disagreements(samples)):
+        show_table(f"{title} grader", odd[:SHOWN_PROBLEMS], ref, f"{len(odd)} verdicts differ from comparing the answers as text")
+    show_rollouts(title, ref, folder)
+
+
+def by_problem(samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row per problem, the least solved first: how often it was solved, and what was answered."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in samples:
+        groups.setdefault((row["set"], row["problem_id"]), []).append(row)
+    ordered = sorted(groups.items(), key=lambda item: sum(row["correct"] for row in item[1]) / len(item[1]))
+    for (name, problem), rows in ordered[:SHOWN_PROBLEMS]:
+        answers = Counter(row["extracted"] or "none" for row in rows).most_common(3)
+        yield {
+            "set": name, "problem": problem, "text": rows[0]["problem"], "right": f"{sum(row['correct'] for row in rows)} of {len(rows)}",
+            "answer": rows[0]["answer"], "given": ", ".join(f"{answer} ({count})" for answer, count in answers),
+            "with blocks": sum(row["blocks"] > 0 for row in rows),
+        }  # fmt: skip
+
+
+def disagreements(samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Responses that the grader judged otherwise than a comparison of the texts would: the ones to look at when in doubt of it."""
+    for row in samples:
+        same_text = (row["extracted"] or "").strip() == row["answer"].strip()
+        if same_text != row["correct"]:
+            verdict = {"grader": "right" if row["correct"] else "wrong", "as text": "same" if same_text else "different"}
+            yield {"problem": row["problem_id"], "answer": row["answer"], "given": row["extracted"], **verdict}
 
 
 def interval(values: Mapping[str, float]) -> str:
