@@ -16,20 +16,13 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
 
+from benchmarks import grading
+from benchmarks.measurement import Measurement
 from tasks.places import PROJECT
 
 RESULTS = Path(__file__).with_name("results.json")
 REPETITIONS = 5
-
-
-class Measurement(NamedTuple):
-    """One number; `better` says in which direction."""
-
-    value: float
-    unit: str
-    better: Literal["lower", "higher"]
 
 
 def cached_run_seconds(arguments: list[str]) -> Measurement:
@@ -47,7 +40,7 @@ def cached_run_seconds(arguments: list[str]) -> Measurement:
     return Measurement(round(statistics.median(seconds), 2), "s", "lower")
 
 
-BENCHMARKS = {"cached_run_seconds": cached_run_seconds}
+BENCHMARKS = {"cached_run_seconds": cached_run_seconds, **grading.BENCHMARKS}
 
 
 def main() -> None:

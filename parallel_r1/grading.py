@@ -4,7 +4,8 @@ Extraction. Only the main thread after the last closed summary counts, and no bl
 case, bold, as a heading, full-width colon); without one, the last `\\boxed{}`, if it is closed; without either, the last line, if it names
 its answer ("The answer is 42.", "Answer: 42", "#### 42") or is nothing but a number.
 
-Decision, the first that can: the same text; residues; exact numbers; collections of numbers; words; math-verify (`parallel_r1/symbolic.py`).
+Decision, the first that can: the same text; residues; exact numbers; collections of numbers; words; the values of
+plain algebra at a few points (`parallel_r1/sampling.py`); math-verify (`parallel_r1/symbolic.py`).
 
 | policy | verdict |
 |---|---|
@@ -38,10 +39,11 @@ from typing import Literal
 from parallel_r1 import symbolic
 from parallel_r1.markup import CLOSE_SUMMARY, EOS_TEXTS, OPEN_PARALLEL, OPEN_PATH, OPEN_SUMMARY
 from parallel_r1.numbers import TooLarge, read_number, without_thousands
+from parallel_r1.sampling import same_value
 
 MAX_ANSWER_CHARS = 1000
 
-Method = Literal["none", "text", "residue", "number", "collection", "symbolic"]
+Method = Literal["none", "text", "residue", "number", "collection", "values", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -215,18 +217,25 @@ def _is_prose(text: str) -> bool:
 # --- decision -------------------------------------------------------------------------------------------------------------
 
 
+_WHOLE = re.compile(r"\s*\$?\s*(-?[0-9]{1,18})\s*\$?\s*\.?\s*")
+
+
 def _judge(extracted: str | None, gold: str) -> Grade | None:
     """The verdict, where it needs no algebra; None where it does."""
     if extracted is None or gold.strip().lower() in _NO_ANSWER:
         return Grade(False, extracted, "none", "the response has no answer" if extracted is None else f"no usable gold: {gold!r}")
     if max(len(extracted), len(gold)) > MAX_ANSWER_CHARS:
         return Grade(False, extracted[:MAX_ANSWER_CHARS], "none", f"longer than {MAX_ANSWER_CHARS} characters")
+    if (plain := _WHOLE.fullmatch(extracted)) and (target := _WHOLE.fullmatch(gold)):
+        same = int(plain[1]) == int(target[1])
+        return Grade(same, extracted, "number", f"{plain[1]} {'=' if same else 'is not'} {target[1]}")
     answer, right = _aligned(extracted, gold)
     if _squeezed(answer) == _squeezed(right):
         return Grade(True, extracted, "text", "the same text")
     try:
         decided = _by_residue(extracted, answer, right) or _by_number(extracted, answer, right)
-        return decided or _by_collection(extracted, answer, right) or _by_words(extracted, answer, right)
+        decided = decided or _by_collection(extracted, answer, right) or _by_words(extracted, answer, right)
+        return decided or _by_values(extracted, answer, right)
     except TooLarge:
         return Grade(False, extracted, "number", "beyond all bounds")
 
@@ -326,6 +335,12 @@ def _collection(text: str) -> _Collection | None:
     pieces = re.split(r"\s+(?:and|or)\s+|,(?:\s*(?:and|or)\s)?|;", inner)
     values = [_number(re.sub(r"^[A-Za-z]\s*=", "", piece.strip()).strip()) for piece in pieces]
     return None if None in values else _Collection(brackets, values)
+
+
+def _by_values(extracted: str, answer: str, right: str) -> Grade | None:
+    """Plain algebra: equal or different at random points."""
+    same = same_value(answer, right)
+    return None if same is None else Grade(same, extracted, "values", f"{answer} and {right} {'agree' if same else 'differ'} in their values")
 
 
 _VERBATIM = re.compile(r"^\d+(?::\d+)+$|^\(?\d+\)?_\{?\d+\}?$")

@@ -1,8 +1,9 @@
 """Equivalence of LaTeX expressions by math-verify, in processes of its own.
 
 math-verify guards itself with SIGALRM, which fails in threads, and some inputs keep sympy busy for hours or fill the memory. So every
-comparison runs in a child process that is kept for the next one, has a memory limit, and is killed when its time is up. Only math-verify's
-LaTeX reader is used: its other reader evaluates text as Python.
+comparison runs in a child process that is kept for the next one, has a memory limit, and is killed by the kernel when its time is up. Time
+is processor time, so that a verdict doesn't depend on what else the machine does. Only math-verify's LaTeX reader is used: its other reader
+evaluates text as Python.
 
 This file is also the child's program. It imports nothing of the project, so a child starts quickly and alike from every caller.
 """
@@ -21,7 +22,9 @@ import threading
 import time
 
 SECONDS = 5.0
-"""Time for one comparison."""
+"""Processor time for one comparison."""
+PATIENCE = 12.0
+"""A child that hasn't answered after so many times its processor time is killed from here."""
 START_SECONDS = 120.0
 """Time for a child to load math-verify on a busy machine."""
 MEMORY_BYTES = 2 << 30
@@ -36,13 +39,13 @@ class TooSlow(Exception):
 
 def equal(prediction: str, gold: str, seconds: float = SECONDS) -> bool:
     """Whether two LaTeX expressions, without dollar signs, mean the same. Raises TooSlow. Works from any thread; sets no signals here."""
-    child = _POOL.take()
+    child = POOL.take()
     try:
         answer = child.ask({"prediction": prediction, "gold": gold, "seconds": seconds}, seconds)
     except BaseException:
         child.kill()
         raise
-    _POOL.give(child)
+    POOL.give(child)
     return answer
 
 
@@ -61,7 +64,7 @@ class _Child:
             self._line(START_SECONDS)
             self.ready = True
         self.process.stdin.write(json.dumps(question).encode() + b"\n")
-        return json.loads(self._line(seconds))
+        return json.loads(self._line(PATIENCE * seconds))
 
     def _line(self, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
@@ -73,7 +76,8 @@ class _Child:
                 raise TooSlow(f"no answer within {seconds:g} s")
             piece = os.read(self.process.stdout.fileno(), 4096)
             if not piece:
-                raise TooSlow("the comparing process ended: memory limit or crash")
+                over_time = self.process.wait() == -signal.SIGPROF
+                raise TooSlow("no answer within its processor time" if over_time else "the comparing process ended: memory limit or crash")
             line += piece
         return line
 
@@ -111,20 +115,28 @@ class _Pool:
         """In a forked process: the children belong to the parent."""
         self.__init__()
 
+    def processor_seconds(self) -> float:
+        """What the idle children have used, for measuring."""
+        ticks = 0
+        for child in self.idle:
+            with open(f"/proc/{child.process.pid}/stat", encoding="ascii") as file:
+                ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         """At the interpreter's end."""
         while self.idle:
             self.idle.pop().kill()
 
 
-_POOL = _Pool()
+POOL = _Pool()
 
 
 # --- the child ------------------------------------------------------------------------------------------------------------
 
 
 def _serve() -> None:
-    """Answer one JSON line per question until stdin ends. An alarm ends the process, should its parent be gone."""
+    """Answer one JSON line per question until stdin ends. The profiling timer, which nobody handles, ends the process."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import math_verify
@@ -133,19 +145,19 @@ def _serve() -> None:
     reader = [math_verify.LatexExtractionConfig()]
     for line in sys.stdin:
         question = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, question["seconds"] + 1)
+        signal.setitimer(signal.ITIMER_PROF, question["seconds"])
         gold, prediction = (
             math_verify.parse(f"${question[name]}$", reader, parsing_timeout=None, raise_on_error=False) for name in ("gold", "prediction")
         )
         same = bool(gold and prediction) and math_verify.verify(
             gold, prediction, float_rounding=DECIMALS, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=False
         )
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(bool(same)), flush=True)
 
 
 if __name__ == "__main__":
     _serve()
 else:
-    atexit.register(_POOL.close)
-    os.register_at_fork(after_in_child=_POOL.forget)
+    atexit.register(POOL.close)
+    os.register_at_fork(after_in_child=POOL.forget)

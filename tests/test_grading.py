@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from parallel_r1 import symbolic
 from parallel_r1.grading import extract, grade, grade_many
+from parallel_r1.sampling import same_value
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 PROJECT = Path(__file__).parents[1]
@@ -156,7 +158,7 @@ def test_policies(answer: str, gold: str, expected: bool, reason: str) -> None:
 def test_a_grade_tells_its_reasons() -> None:
     verdict = grade("Final Answer: 41", "42")
     assert (verdict.correct, verdict.extracted, verdict.method, verdict.reason) == (False, "41", "number", "41 is not 42")
-    assert grade("no idea", "42").method == "none" and grade("Final Answer: x+1", "1+x").method == "symbolic"
+    assert grade("no idea", "42").method == "none" and grade("Final Answer: x+1", "1+x").method == "values"
 
 
 def test_grade_many_equals_grade() -> None:
@@ -164,9 +166,48 @@ def test_grade_many_equals_grade() -> None:
     assert grade_many(pairs, workers=2) == [grade(*pair) for pair in pairs]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "expected", "reason"),
+    [
+        ("(x+1)^3", "x^3+3x^2+3x+1", True, "expanded"),
+        ("\\frac{\\sqrt2}{2}", "\\frac1{\\sqrt2}", True, "a root below the line"),
+        ("\\sqrt2+\\sqrt3", "\\sqrt{5+2\\sqrt6}", True, "nested roots"),
+        ("x^{10}", "x^5x^5", True, "powers"),
+        ("2i+1", "1+2i", True, "whatever i means"),
+        ("p-q", "q-p", False, "different"),
+        ("i^2", "-1", None, "i may be a variable"),
+        ("\\sqrt{x^2}", "x", None, "equal for some values only"),
+        ("2\\pi", "6.28", None, "decimals"),
+        ("1/2x", "\\frac x2", None, "can be read in two ways"),
+        ("x^10", "x^{10}", None, "so can this"),
+        ("3\\frac12", "\\frac72", None, "a mixed number"),
+        ("f(x)", "xf", None, "a function"),
+        ("\\sin x", "x", None, "a function by name"),
+        ("ln x", "x ln", None, "a function without its backslash"),
+        ("9^{9^{9}}", "1", None, "too large"),
+        ("(" * 100 + "x" + ")" * 100, "x", None, "too deep"),
+        ("1/0", "1/0", None, "no value"),
+        ("x+", "x", None, "broken"),
+    ],
+)
+def test_values_at_points(one: str, other: str, expected: bool | None, reason: str) -> None:
+    assert same_value(one, other) is expected and same_value(other, one) is expected, reason
+
+
+def test_values_never_contradict_math_verify_on_real_golds() -> None:
+    """All expressions among the golds of MATH-500, against themselves and each other: over 100 are decided, each as math-verify does."""
+    golds = sorted({row["answer"] for row in rows("math500.jsonl") if not row["answer"].strip("-").isdigit()})
+    rng = random.Random(0)
+    pairs = [(gold, gold.replace(" ", "")) for gold in golds] + [(rng.choice(golds), rng.choice(golds)) for _ in range(100 * bool(golds))]
+    decided = [(one, other, verdict) for one, other in pairs if (verdict := same_value(one, other)) is not None]
+    assert len(decided) > 100 * bool(golds)
+    assert [pair for *pair, verdict in decided if symbolic.equal(*pair) != verdict] == []
+
+
 # --- safety ---------------------------------------------------------------------------------------------------------------
 
-HARD = ("Final Answer: $(x+1)^3$", "x^3+3x^2+3x+1")
+HARD = ("Final Answer: $\\sin(x)+1$", "1+\\sin(x)")
+"""A pair that only math-verify can decide."""
 
 
 def test_integers_start_no_process() -> None:
@@ -174,7 +215,7 @@ def test_integers_start_no_process() -> None:
         "from parallel_r1.grading import grade; from parallel_r1 import symbolic; import sys\n"
         "assert grade('Final Answer: 42', '42').correct\n"
         "assert not grade('Final Answer: 41', '42').correct and not grade('junk', '42').correct\n"
-        "assert not symbolic._POOL.idle and 'math_verify' not in sys.modules and 'sympy' not in sys.modules"
+        "assert not symbolic.POOL.idle and 'math_verify' not in sys.modules and 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
@@ -219,7 +260,7 @@ def test_inside_a_running_event_loop_with_a_task_beside_it() -> None:
 
 def test_a_child_has_a_memory_limit() -> None:
     assert grade(*HARD).correct
-    limits = Path(f"/proc/{symbolic._POOL.idle[-1].process.pid}/limits").read_text()
+    limits = Path(f"/proc/{symbolic.POOL.idle[-1].process.pid}/limits").read_text()
     [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
     assert line.split()[3:5] == [str(symbolic.MEMORY_BYTES)] * 2
 
@@ -229,14 +270,14 @@ def test_after_a_fork() -> None:
     assert grade(*HARD).correct
     process = os.fork()
     if process == 0:
-        os._exit(0 if not symbolic._POOL.idle and grade(*HARD).correct else 1)
+        os._exit(0 if not symbolic.POOL.idle and grade(*HARD).correct else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert grade(*HARD).correct
 
 
 def test_a_killed_child_is_replaced() -> None:
     assert grade(*HARD).correct
-    for child in symbolic._POOL.idle:
+    for child in symbolic.POOL.idle:
         child.process.kill()
         child.process.wait()
     assert grade(*HARD).correct
@@ -261,14 +302,14 @@ def test_hostile_answers_are_wrong_within_a_bound(answer: str, reason: str, tmp_
     grade(*HARD)
     started = time.monotonic()
     assert not grade(f"Final Answer: ${answer}$", "x^2+1").correct, reason
-    assert time.monotonic() - started < symbolic.SECONDS + 5
+    assert time.monotonic() - started < symbolic.SECONDS * symbolic.PATIENCE
     assert not list(tmp_path.iterdir()), "nothing is evaluated as code"
 
 
 def test_a_slow_comparison_is_killed_and_the_next_one_works() -> None:
     threads = threading.active_count()
-    with pytest.raises(symbolic.TooSlow, match="no answer within 0.001 s"):
-        symbolic.equal("(x+1)^{40}", "(1+x)^{40}+0", seconds=0.001)
+    with pytest.raises(symbolic.TooSlow, match="no answer within its processor time"):
+        symbolic.equal("(x+1)^{40}\\sin(x)", "(1+x)^{40}\\cos(x)", seconds=0.01)
     assert symbolic.equal("x+1", "1+x")
     assert threading.active_count() == threads
 
@@ -277,7 +318,7 @@ def test_children_end_with_their_parent() -> None:
     """Also when the parent is killed with -9."""
     code = (
         "from parallel_r1 import symbolic; import time\n"
-        "symbolic.equal('x+1', '1+x'); print(symbolic._POOL.idle[0].process.pid, flush=True); time.sleep(60)"
+        "symbolic.equal('x+1', '1+x'); print(symbolic.POOL.idle[0].process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=PROJECT)
     child = int(parent.stdout.readline())
