@@ -2,8 +2,8 @@
 
     python -m parallel_r1.ask MODEL "PROBLEM" [--config CONFIG] [--set FIELD=VALUE ...] [--paths 3] [--seed 1] [--json]
 
-MODEL: a checkpoint folder, an artifact's key or its beginning, or `latest`. In a terminal the response is drawn as it grows; elsewhere it is
-printed as text at the end. `--json` prints one object for programs. Exit codes: 0 done, 2 can't be asked so, 130 interrupted.
+MODEL: a checkpoint folder, an artifact's key or its beginning, or `latest`. In a terminal the response is drawn as it grows; elsewhere it
+is printed as text at the end. `--json` prints one object for programs. Exit codes: 0 done, 2 can't be asked so, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("model", help="checkpoint folder, artifact key or its beginning, or latest")
     parser.add_argument("problem", nargs="?", default=os.environ.get("ASK_PROBLEM", ""), help="what to ask; by default $ASK_PROBLEM")
     parser.add_argument("--config", default="pipeline_config.yaml", help="whose store, prompt and rollout settings to use")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides of the config")
+    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     parser.add_argument("--prompt", choices=("bare", "plain", "parallel"), help="by default that which the checkpoint was trained with")
     parser.add_argument("--paths", type=int, help="paths per block")
     parser.add_argument("--blocks", type=int, help="blocks at most")
     parser.add_argument("--max-tokens", type=int, help="tokens of the response at most")
     parser.add_argument("--temperature", type=float, help="sampling temperature")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another response")
-    parser.add_argument("--pace", type=float, default=25, help="tokens per second and thread to draw at most, so that one can read; 0: as fast as it goes")
+    parser.add_argument("--pace", type=float, default=25, help="tokens per second of a thread, slow enough to read; 0: no bound")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if not options.problem.strip():
@@ -127,20 +127,26 @@ def _summary(rollout: Rollout, studio: Studio, seconds: float) -> dict[str, Any]
     }
 
 
-def _print_json(options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console) -> None:
+def _print_json(
+    options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console
+) -> None:
     seconds = _carry_out(engine, rollout)
     told = {"model": checkpoint.name, "engine": engine.name, "problem": options.problem, "seed": options.seed}
     print(json.dumps({**told, "text": studio.text(rollout.trajectory), **_summary(rollout, studio, seconds)}, ensure_ascii=False))
 
 
-def _print_text(options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console) -> None:
+def _print_text(
+    options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console
+) -> None:
     seconds = _carry_out(engine, rollout)
     for part in draw(studio.segments(rollout.trajectory), console.width):
         console.print(part)
     console.print(_closing(_summary(rollout, studio, seconds)))
 
 
-def _print_live(options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console) -> None:
+def _print_live(
+    options: argparse.Namespace, checkpoint: Checkpoint, engine: Engine, studio: Studio, rollout: Rollout, console: Console
+) -> None:
     assert isinstance(engine, TransformersEngine)
     told = {"title": checkpoint.name, "title_align": "left", "subtitle": engine.name, "subtitle_align": "right"}
     console.print(Panel(Text(options.problem.strip()), border_style="dim", **told))
@@ -165,7 +171,7 @@ def _closing(summary: dict[str, Any]) -> Text:
     if summary["faults"]:
         text.append(f"\nFaulty markup: {', '.join(sorted(set(summary['faults'])))}", style="yellow")
     if not blocks:
-        text.append("\nThe model thought in one line. Was it trained to open blocks? Another --seed or --prompt parallel may show some.", style="dim")
+        text.append("\nThe model thought in one line. Was it trained to open blocks? Another --seed may show some.", style="dim")
     return text
 
 

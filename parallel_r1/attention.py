@@ -58,16 +58,15 @@ class Paths:
 
         `response`: bool, where tags count; a prompt that names the tags must be left out. Expects valid, canonical markup.
         """
-        columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        after = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # the column after each: 0 can mean nowhere, products serve as selections
         starts_path = (ids == tags.path) & response
         opens = (ids == tags.parallel) & nn.functional.pad(starts_path[:, 1:], (0, 1)) & response
         closes = (ids == tags.parallel_end) & response
-        opened = torch.where(opens, columns, -1).cummax(1).values
-        closed = torch.where(closes, columns, -1).cummax(1).values
-        inside = (opened > closed) & (columns > opened)
-        path = torch.where(starts_path & inside, columns, -1).cummax(1).values
-        outside = torch.full_like(columns, OUTSIDE)
-        return cls(torch.where(inside, opened + 1, outside), torch.where(inside, path, outside))
+        opened = (opens * after).cummax(1).values
+        closed = (closes * after).cummax(1).values
+        inside = (opened > closed) & (after > opened)
+        path = ((starts_path & inside) * after).cummax(1).values
+        return cls((opened + 1) * inside + OUTSIDE, path * inside + OUTSIDE)
 
     def to(self, device: torch.device) -> Paths:
         """The same on another device."""
@@ -117,18 +116,21 @@ class Layout:
 def structured_layout(paths: Paths, real: Tensor) -> Layout:
     """Positions and holes of sequences whose paths are known; `real`: (batch, length) bool, False for padding."""
     inside = paths.path_start >= 0
-    columns = torch.arange(inside.shape[1], device=inside.device).expand_as(inside)
-    block = (inside & (paths.block_start == columns)).long().cumsum(1)
-    offset = columns - paths.path_start
-    reach = torch.where(inside, offset + 1, torch.zeros_like(offset))
+    columns = torch.arange(inside.shape[1], device=inside.device)
+    block = (inside & (paths.block_start == columns)).cumsum(1)
+    reach = (columns + 1 - paths.path_start) * inside
+    trunk = (real & ~inside).cumsum(1)
+    before = trunk + _longest_paths(paths, inside, block, reach).cumsum(1).gather(1, block - inside.long())
+    positions = (before + reach - 1).clamp_(min=0) * real
+    return Layout(positions, paths.block_start * inside, paths.path_start * inside, real)
+
+
+def _longest_paths(paths: Paths, inside: Tensor, block: Tensor, reach: Tensor) -> Tensor:
+    """Tokens of each block's longest path, (batch, blocks + 1); blocks count from 1."""
     longest = torch.zeros(len(inside), int(block.max()) + 1 if block.numel() else 1, dtype=torch.long, device=inside.device)
-    longest = longest.scatter_reduce(1, torch.where(inside, block, torch.zeros_like(block)), reach, "amax", include_self=True)
-    longest[:, 0] = 0
-    trunk = (real & ~inside).long().cumsum(1)
-    before = trunk + longest.cumsum(1).gather(1, block - inside.long())
-    positions = torch.where(inside, before + offset, before - 1).clamp(min=0) * real
-    zero = torch.zeros_like(columns)
-    return Layout(positions, torch.where(inside, paths.block_start, zero), torch.where(inside, paths.path_start, zero), real)
+    starts_next = nn.functional.pad(paths.path_start[:, 1:], (0, 1), value=OUTSIDE)
+    row, last = (inside & (starts_next != paths.path_start)).nonzero(as_tuple=True)
+    return longest.view(-1).scatter_reduce_(0, row * longest.shape[1] + block[row, last], reach[row, last], "amax").view_as(longest)
 
 
 def structure_forward(model: nn.Module, tags: TagIds) -> None:

@@ -34,7 +34,7 @@ def find(name: str, store: Store, cache: Path) -> Checkpoint:
     if Path(name).is_dir():
         return _in_folder(Path(name))
     if "/" in name:
-        raise NotFound(f"{name}: no such folder. A checkpoint of the hub comes by `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
+        raise NotFound(f"{name}: no such folder. A checkpoint of the hub: `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
     manifest = _newest(store) if name == LATEST else _by_key(store, name)
     ref = store.load(manifest.stage, manifest.key)
     if ref is None:
@@ -67,7 +67,8 @@ def _by_key(store: Store, prefix: str) -> Manifest:
     if len(manifests) == 1:
         return manifests[0]
     known = manifests or [manifest for stage in STAGES for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]
-    listed = "".join(f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in known) or "\n  none: `make demo` makes some"
+    lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in known]
+    listed = "".join(lines) or "\n  none: `make demo` makes some"
     problem = "begins more than one key" if manifests else "is no folder and begins no key"
     raise NotFound(f"{prefix!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")
 

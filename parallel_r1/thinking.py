@@ -1,4 +1,4 @@
-"""A response as it grows in the terminal: main thread, paths side by side, summaries. What is finished scrolls away, the rest is drawn anew."""
+"""A response as it grows in the terminal: main thread, paths side by side, summaries. What is finished scrolls away."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Thinking:
         self._segments = studio.segments
         self._plain = studio.plain
         self._step_seconds = 1 / pace if pace else 0.0
-        self._live = Live(console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND, auto_refresh=False, vertical_overflow="crop")
+        self._live = Live(console=console, transient=True, auto_refresh=False, vertical_overflow="crop")
         self._growing: dict[int, tuple[Request, list[int]]] = {}
         self._printed = 0
         self._held = ""
@@ -122,8 +122,10 @@ def draw(segments: Sequence[Segment], width: int, room: int | None = None) -> li
 def _side_by_side(rows: Sequence[Segment], width: int, room: int | None) -> RenderableType:
     share = width // len(rows)
     stacked = share < NARROWEST
+    colours = [COLOURS[(row["path"] - 1) % len(COLOURS)] for row in rows]
     panels = [
-        _panel(row["text"], f"path {row['path']}", COLOURS[(row["path"] - 1) % len(COLOURS)], width if stacked else share, room) for row in rows
+        _panel(row["text"], f"path {row['path']}", colour, width if stacked else share, room)
+        for row, colour in zip(rows, colours, strict=True)
     ]
     if stacked:
         return Group(*panels)

@@ -1,4 +1,4 @@
-"""Engines sample what the state machine asks for. Three of one interface: vLLM in process, vLLM servers, transformers where there is no vLLM."""
+"""Engines sample what the state machine asks for. Three of one interface: vLLM in process, vLLM servers, transformers."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class HttpEngine:
             if response.status == 404 or "load_checkpoint" in text:
                 return False
             if response.status != 200:
-                raise HttpError(f"{server.url} can't load {checkpoint}: {text[:500]}. Does it see that folder, and is it of the same architecture?")
+                raise HttpError(f"{server.url} can't load {checkpoint}: {text[:500]}. Does it see that folder, of the same architecture?")
             worker = (await response.json())["results"][0]
         server.seeded, server.attention = worker["device"] != "cpu", worker["attention"]
         async with session.post(f"{server.url}/reset_prefix_cache") as response:
@@ -240,7 +240,7 @@ class HttpEngine:
             (choice,) = answer["choices"]
             return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"])
         except (KeyError, TypeError, ValueError):
-            raise HttpError(f"{server.url}: no token ids and log-probs in the answer; is it a vLLM server, 0.11 or later? {str(answer)[:300]}") from None
+            raise HttpError(f"{server.url}: no token ids or log-probs; is it vLLM, 0.11 or later? {str(answer)[:300]}") from None
 
     def _body(self, server: _Server, request: Request) -> dict[str, Any]:
         """All that a checkpoint's generation config could change is said."""

@@ -79,7 +79,9 @@ class Studio:
         spans = [span for span in trajectory.spans if span.kind != "forced"]
         texts = [self.plain(trajectory.completion_ids[span.start : span.end]) for span in spans]
         return [
-            {"kind": span.kind, "block": span.block, "path": span.path, "text": text} for span, text in zip(spans, texts, strict=True) if text
+            {"kind": span.kind, "block": span.block, "path": span.path, "text": text}
+            for span, text in zip(spans, texts, strict=True)
+            if text
         ]
 
     def plain(self, ids: Sequence[int]) -> str:

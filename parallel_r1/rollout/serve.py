@@ -53,12 +53,11 @@ class Server:
 
 @contextmanager
 def serve(checkpoint: Path, config: RolloutConfig, seed: int = 0, threads: int = 1) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, end it (and what it started) when the block is left. Raises RuntimeError with its log's end."""
+    """Start a server, wait until it is healthy, end it and what it started when the block is left. Raises RuntimeError with its log."""
     port = _free_port()
     with tempfile.NamedTemporaryFile(prefix="vllm-server-", suffix=".log") as log:
-        process = subprocess.Popen(
-            command(checkpoint, config, port, seed), env=environment(threads), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        process = subprocess.Popen(command(checkpoint, config, port, seed), env=environment(threads), start_new_session=True, **streams)
         try:
             url = f"http://{HOST}:{port}"
             _wait_until_healthy(url, process, log)

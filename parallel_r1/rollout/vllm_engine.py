@@ -7,7 +7,8 @@ out there, since vLLM's CPU sampler fails on them with chunked prefill; the engi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
 from parallel_r1.rollout.machine import Completion, Request, Rollout
+from parallel_r1.rollout.reload import repack_tied_head
 
 NEVER = -100.0
 """Logit bias of banned tokens."""
@@ -41,7 +43,7 @@ class VllmEngine:
         self._config = config
         self._on_gpu = torch.cuda.is_available()
         place: dict[str, Any] = {"gpu_memory_utilization": 0.5} if self._on_gpu else {"block_size": 32, "enforce_eager": True}
-        self._llm = LLM(
+        self.llm = LLM(
             model=str(checkpoint),
             dtype="auto" if self._on_gpu else "float32",
             max_model_len=config.max_prompt_tokens + config.max_response_tokens,
@@ -53,6 +55,8 @@ class VllmEngine:
         )
         self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint)) if config.attention == "structured" else None
         self._next_id = 0
+        self.on_finished: Callable[[Request, int], None] | None = None
+        """Told every finished request, and how many tokens of its context the prefix cache had, for those who measure."""
 
     def _semantics(self, checkpoint: Path) -> dict[str, Any]:
         if self._config.attention == "causal":
@@ -63,33 +67,39 @@ class VllmEngine:
 
     def run(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
         """Carry all rollouts to their end; give each as soon as it is done. At most `max_in_flight` requests at once."""
-        engine = self._llm.llm_engine
+        engine = self.llm.llm_engine
         waiting = iter(rollouts)
+        ready: deque[tuple[Rollout, Request]] = deque()
         in_flight: dict[str, tuple[Rollout, Request]] = {}
         more = True
-        while more or in_flight:
-            while more and len(in_flight) < self._config.max_in_flight:
-                rollout = next(waiting, None)
-                if rollout is None:
-                    more = False
+        while more or ready or in_flight:
+            while (more or ready) and len(in_flight) < self._config.max_in_flight:
+                if ready:
+                    self._submit(*ready.popleft(), in_flight)
+                elif (rollout := next(waiting, None)) is not None:
+                    ready.extend(self._begin(rollout))
                 else:
-                    if self._tags:
-                        vllm_structured.refuse_blocks(rollout.trajectory.prompt_ids, self._tags)
-                    self._submit(rollout, rollout.begin(), in_flight)
+                    more = False
             for output in engine.step() if in_flight else ():
                 if not output.finished:
                     continue
                 rollout, request = in_flight.pop(output.request_id)
-                self._submit(rollout, rollout.receive(request.slot, _completion(output.outputs[0])), in_flight)
+                if self.on_finished:
+                    self.on_finished(request, output.num_cached_tokens or 0)
+                ready.extend((rollout, following) for following in rollout.receive(request.slot, _completion(output.outputs[0])))
                 if rollout.done:
                     yield rollout
 
-    def _submit(self, rollout: Rollout, requests: list[Request], in_flight: dict[str, tuple[Rollout, Request]]) -> None:
-        for request in requests:
-            identifier = str(self._next_id)
-            self._next_id += 1
-            in_flight[identifier] = (rollout, request)
-            self._llm.llm_engine.add_request(identifier, {"prompt_token_ids": request.token_ids}, self._sampling(request))
+    def _begin(self, rollout: Rollout) -> list[tuple[Rollout, Request]]:
+        if self._tags:
+            vllm_structured.refuse_blocks(rollout.trajectory.prompt_ids, self._tags)
+        return [(rollout, request) for request in rollout.begin()]
+
+    def _submit(self, rollout: Rollout, request: Request, in_flight: dict[str, tuple[Rollout, Request]]) -> None:
+        identifier = str(self._next_id)
+        self._next_id += 1
+        in_flight[identifier] = (rollout, request)
+        self.llm.llm_engine.add_request(identifier, {"prompt_token_ids": request.token_ids}, self._sampling(request))
 
     def _sampling(self, request: Request) -> SamplingParams:
         return SamplingParams(
@@ -97,6 +107,7 @@ class VllmEngine:
             top_p=self._config.top_p,
             max_tokens=request.max_tokens,
             stop_token_ids=list(request.stop),
+            ignore_eos=True,  # request.stop has it
             logit_bias=dict.fromkeys(request.banned, NEVER) or None,
             logprobs=0,
             detokenize=False,
@@ -105,13 +116,12 @@ class VllmEngine:
         )
 
     def sync(self, model: nn.Module) -> None:
-        """Take over `model`'s weights. A tied lm_head keeps a packed copy on the CPU that a reload leaves stale: packed again here."""
-        runner = self._llm.llm_engine.model_executor.driver_worker.model_runner
+        """Take over `model`'s weights."""
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         runner.reload_weights(weights_iterator=((name, weight.detach().clone()) for name, weight in model.named_parameters()))
-        served = runner.get_model()
-        if getattr(served.config, "tie_word_embeddings", False) and not self._on_gpu:
-            served.lm_head.quant_method.process_weights_after_loading(served.lm_head)
-        self._llm.reset_prefix_cache()
+        if not self._on_gpu:
+            repack_tied_head(runner.get_model())
+        self.llm.reset_prefix_cache()
 
 
 def _completion(output: Any) -> Completion:

@@ -85,7 +85,8 @@ class Flaky:
         if isinstance(fault, int):
             return web.Response(status=fault, text="told to fail")
         async with aiohttp.ClientSession() as session:
-            async with session.request(request.method, self.target + request.path, data=await request.read(), headers={"Content-Type": "application/json"}) as answer:
+            sent = {"data": await request.read(), "headers": {"Content-Type": "application/json"}}
+            async with session.request(request.method, self.target + request.path, **sent) as answer:
                 body = await answer.read()
         if fault == "cut":
             request.transport.close()
@@ -108,7 +109,7 @@ def test_http_is_exact_in_every_region_before_and_after_new_weights(servers: tup
     assert max(float(values.max()) for values in gaps(model, sample(engine, tiny), "causal").values()) <= TOLERANCE
 
 
-def test_an_engine_makes_its_servers_load_the_checkpoint_it_is_opened_with(servers: tuple[Server, Server], tmp_path: Path, tiny: Path) -> None:
+def test_an_engine_makes_its_servers_load_its_checkpoint(servers: tuple[Server, Server], tmp_path: Path, tiny: Path) -> None:
     other = make_tiny(tmp_path / "other", seed=5)
     model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32, attn_implementation="sdpa").eval()
     engine = HttpEngine(other, over_http(servers[0].url))
@@ -121,7 +122,12 @@ def test_an_engine_makes_its_servers_load_the_checkpoint_it_is_opened_with(serve
     (["cut", None, None], "an answer lost on its way: the request is made again, its completion counted once"),
 ])  # fmt: skip
 def test_failing_answers_are_asked_again(
-    faults: list[int | str | None], reason: str, servers: tuple[Server, Server], tiny: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+    faults: list[int | str | None],
+    reason: str,
+    servers: tuple[Server, Server],
+    tiny: Path,
+    rollouts: list[Rollout],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_engine, "FIRST_PAUSE", 0.01)
     flaky = Flaky(servers[0].url, faults)
@@ -137,7 +143,7 @@ def test_a_refused_request_is_an_error_at_once(servers: tuple[Server, Server], t
     assert flaky.seen == 1
 
 
-def test_a_server_that_dies_is_left_out_and_the_other_does_its_work(servers: tuple[Server, Server], tiny: Path, rollouts: list[Rollout]) -> None:
+def test_a_dead_server_is_left_out_and_the_other_does_its_work(servers: tuple[Server, Server], tiny: Path, rollouts: list[Rollout]) -> None:
     engine = HttpEngine(tiny, over_http(*(server.url for server in servers), max_in_flight=8))
     running = engine.run(rollouts)
     finished = [next(running) for _ in range(16)]
@@ -145,7 +151,9 @@ def test_a_server_that_dies_is_left_out_and_the_other_does_its_work(servers: tup
     assert_each_once(finished + list(running), rollouts)
 
 
-def test_no_server_left_is_said_with_what_each_did(servers: tuple[Server, Server], tiny: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_left_is_said_with_what_each_did(
+    servers: tuple[Server, Server], tiny: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_engine, "FIRST_PAUSE", 0.01)
     with Flaky(servers[0].url, [500]) as url:
         with pytest.raises(HttpError, match="no server is left. http://127.0.0.1:.*status 500: told to fail.*run again"):
