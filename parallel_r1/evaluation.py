@@ -6,7 +6,7 @@ Rollouts are kept per problem as they finish, so a killed evaluation goes on wit
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,6 +27,7 @@ from parallel_r1.training import runs
 
 SHARD = "rollouts.jsonl"
 PROGRESS_EVERY = 20
+MUCH_TRUNCATED = 0.1
 NO_SETS = ("checkpoint", "overlap")
 """Inputs of the job that are no problem sets."""
 
@@ -69,14 +70,13 @@ def main() -> None:
         if count % PROGRESS_EVERY == 0 or count == total:
             jobs.report_progress(count, total, {"accuracy": right / seen})
     seconds = time.monotonic() - began
-    results = _results(_whole_problems(shard, config), config, job.seed, names)
-    results |= {"engine": engine.name, "seconds": round(seconds, 2), "prompts_too_long": too_long}
-    sampled = sum(row["sampled_tokens"] for row in jobs.read_lines(shard) if (row["set"], row["problem_id"]) not in done)
-    results |= {"sampled_tokens": sampled, "tokens_per_second": round(sampled / seconds, 1)}
-    shutil.copyfile(shard, job.out / SHARD)
+    rows = _in_order(_whole_problems(shard, config), sets)
+    results = _results(rows, config, job.seed, names, _given_away(job))
+    results |= {"engine": engine.name, "prompts_too_long": too_long, "sampled_tokens": sum(row["sampled_tokens"] for row in rows)}
+    jobs.append_lines(job.out / SHARD, rows)
     (job.out / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
-    headline = {f"{name}/{metric}": values["value"] for name, entry in results["sets"].items() for metric, values in entry["metrics"].items()}
-    jobs.finish({**headline, "tokens_per_second": results["tokens_per_second"], "prompts_too_long": too_long})
+    sampled = sum(row["sampled_tokens"] for row in rows if (row["set"], row["problem_id"]) not in done)
+    jobs.finish({**_headline(results), "tokens_per_second": round(sampled / seconds, 1), "prompts_too_long": too_long})
 
 
 def _whole_problems(shard: Path, config: EvaluateConfig) -> list[dict[str, Any]]:
@@ -122,15 +122,55 @@ def _carry_out(engine: Engine, studio: Studio, pending: list[_Pending], seed: in
             entry.finished = []
 
 
-def _results(rows: list[dict[str, Any]], config: EvaluateConfig, seed: int, names: list[str]) -> dict[str, Any]:
+def _in_order(rows: list[dict[str, Any]], sets: dict[str, list[Problem]]) -> list[dict[str, Any]]:
+    """Rows in the order of sets and problems, whatever finished first: equal evaluations give equal files."""
+    places = {(name, problem.id): (rank, place) for rank, name in enumerate(sets) for place, problem in enumerate(sets[name])}
+    return sorted(rows, key=lambda row: (places[row["set"], row["problem_id"]], row["sample"]))
+
+
+def _given_away(job: jobs.Job) -> dict[str, list[str]] | None:
+    """The items of each set that a training set of the run holds, or nearly; None where nothing was compared."""
+    if "overlap" not in job.inputs:
+        return None
+    return json.loads((job.inputs["overlap"] / "overlap.json").read_text(encoding="utf-8"))
+
+
+def _results(
+    rows: list[dict[str, Any]], config: EvaluateConfig, seed: int, names: list[str], given_away: dict[str, list[str]] | None
+) -> dict[str, Any]:
+    """Scores of every set: of all its problems, and under "clean" of those that no training set gives away."""
     sets = {}
     for name in names:
+        samples = config.samples_of(name)
         of_set = [row for row in rows if row["set"] == name]
-        if of_set:
-            samples = config.samples_of(name)
-            metrics = summarise(of_set, samples, config.bootstrap, seed)
-            sets[name] = {"problems": len(of_set) // samples, "samples": samples, "metrics": metrics}
+        if not of_set:
+            continue
+        sets[name] = _entry(of_set, samples, config, seed)
+        if given_away is not None:
+            clean = [row for row in of_set if row["problem_id"] not in given_away.get(name, ())]
+            sets[name]["clean"] = _entry(clean, samples, config, seed) if clean else {"problems": 0, "samples": samples, "metrics": {}}
+        cut = sets[name]["metrics"]["truncated_ratio"]["value"]
+        if cut > MUCH_TRUNCATED:
+            jobs.note(f"{name}: {cut:.0%} of the rollouts were cut at {config.rollout.max_response_tokens} tokens: the score is too low")
     return {"sets": sets}
+
+
+def _entry(rows: list[dict[str, Any]], samples: int, config: EvaluateConfig, seed: int) -> dict[str, Any]:
+    return {"problems": len(rows) // samples, "samples": samples, "metrics": summarise(rows, samples, config.bootstrap, seed)}
+
+
+def _headline(results: dict[str, Any]) -> dict[str, float]:
+    """The numbers that stand in the artifact's manifest."""
+    return {
+        f"{name}/{metric}": values["value"]
+        for name, entry in results["sets"].items()
+        for metric, values in entry["metrics"].items()
+        if not re.fullmatch(r"pass@\d+", metric)
+    } | {f"{name}/clean_mean": entry["clean"]["metrics"]["mean"]["value"] for name, entry in results["sets"].items() if _has_clean(entry)}
+
+
+def _has_clean(entry: dict[str, Any]) -> bool:
+    return entry.get("clean", {}).get("problems", 0) > 0
 
 
 if __name__ == "__main__":

@@ -249,6 +249,16 @@ def _judge_symbolically(extracted: str | None, gold: str) -> Grade:
     return Grade(same, extracted, "symbolic", f"math-verify finds {answer} {'equal' if same else 'unequal'} to {right}")
 
 
+def canonical(answer: str) -> str:
+    """One spelling for an answer that is written in many, as far as no algebra is needed: for counting votes."""
+    bare = _bare(_clean(answer[:MAX_ANSWER_CHARS]))
+    try:
+        number = _number(_value_of(bare))
+    except TooLarge:
+        number = None
+    return str(number) if number is not None else _squeezed(bare)
+
+
 def _aligned(extracted: str, gold: str) -> tuple[str, str]:
     """Answer and gold, cleaned, with an equation reduced to its value where the other is a value."""
     answer, right = _bare(_clean(extracted)), _bare(_clean(gold))

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from parallel_r1.config import PipelineConfig
+
 SOURCE = "arXiv 2509.07980"
 STUDENT = "Qwen/Qwen3-4B-Base"
 BENCHMARKS = ("AIME25", "AIME24", "AMC23", "MATH")
 SAMPLES = {"AIME25": 16, "AIME24": 16, "AMC23": 16, "MATH": 1}
+PROBLEMS = {"AIME25": 30, "AIME24": 30, "AMC23": 40, "MATH": 316}
+BUDGET = 3000
 
 CAVEATS = (
     "its pass@16 is a bootstrap with replacement (one right of 16 counts 0.644); ours is the unbiased estimator, which is higher",
@@ -59,6 +63,37 @@ ABLATIONS = (
     Published("ablation_without_parallel_prompt", mean=47.1),
     Published("scaffold", {"AIME25": 25.6}, note="peak over the run"),
 )
+
+COLD_START = {"causal": "sft_seen", "structured": "sft_unseen"}
+
+
+def row_for(label: str, last: bool, config: PipelineConfig) -> Published | None:
+    """The row of the main table that a checkpoint repeats: base, the cold start, or the run's last by the run's name."""
+    recipe = {"base": "base", "sft": COLD_START[config.attention]}.get(label, config.name if last else None)
+    return next((row for row in reversed(ROWS) if row.recipe == recipe), None)
+
+
+def other_run(config: PipelineConfig) -> list[str]:
+    """Why no number of a run can be compared with the paper's."""
+    rollout = config.evaluate.rollout
+    checks = {
+        f"another student than {STUDENT}": getattr(config.student, "name", None) != STUDENT,
+        f"budget of {rollout.max_response_tokens} tokens, the paper's is {BUDGET}": rollout.max_response_tokens != BUDGET,
+        f"temperature {rollout.temperature:g}, top_p {rollout.top_p:g}; the paper's are 1": (rollout.temperature, rollout.top_p) != (1, 1),
+        f"{rollout.num_paths} paths, {rollout.max_blocks} blocks; the paper's are 2 and 4": (rollout.num_paths, rollout.max_blocks) != (2, 4),
+    }
+    return [reason for reason, applies in checks.items() if applies]
+
+
+def other_set(name: str, problems: int | None, samples: int | None) -> list[str]:
+    """Why a number of one benchmark can't be compared with the paper's."""
+    reasons = []
+    if problems != PROBLEMS[name]:
+        reasons.append(f"{name}: {problems} problems, the paper's has {PROBLEMS[name]}{', a broken subset' * (name == 'MATH')}")
+    if samples != SAMPLES[name]:
+        reasons.append(f"{name}: {samples} samples, the paper took {SAMPLES[name]}")
+    return reasons
+
 
 PATH_DIVERSITY_BLEU = 0.063
 """Pairwise BLEU of the paths of a block."""

@@ -18,18 +18,25 @@ from tasks.stage import Metrics, Work, stage
 
 RESULTS = "results.json"
 SHOWN_PROBLEMS = 30
-SHARES = ("mean", "parallel_ratio", "valid_ratio", "truncated_ratio")
+SHARES = ("mean", "pass@k", "maj@k", "best@k", "parallel_ratio", "valid_ratio", "truncated_ratio")
+MUCH_TRUNCATED = 0.1
 
 
 def show_results(title: str, ref: ArtifactRef, folder: Path) -> None:
     """Sets as rows, metrics as columns, with 95 % intervals."""
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    rows = [
-        {"set": name, "problems": entry["problems"], "samples": entry["samples"]}
-        | {metric: interval(values) for metric, values in entry["metrics"].items() if metric in SHARES or metric.startswith("pass@")}
-        for name, entry in results["sets"].items()
-    ]
-    show_table(title, rows, ref, f"{results['engine']}, {results['tokens_per_second']:.0f} tokens/s. Percent, 95 % intervals.")
+    rows = []
+    for name, entry in results["sets"].items():
+        size = {"set": name, "problems": entry["problems"], "samples": entry["samples"]}
+        rows.append(size | {metric: interval(entry["metrics"][metric]) for metric in SHARES})
+        if entry.get("clean", {}).get("problems"):
+            clean = entry["clean"]
+            size |= {"set": f"{name}, clean", "problems": clean["problems"]}
+            rows.append(size | {metric: interval(clean["metrics"][metric]) for metric in SHARES})
+    cut = [name for name, entry in results["sets"].items() if entry["metrics"]["truncated_ratio"]["value"] > MUCH_TRUNCATED]
+    warning = f" **Cut at the token limit in more than 10 % of rollouts: {', '.join(cut)}.**" if cut else ""
+    text = f"{results['engine']}, {ref.metrics['tokens_per_second']:.0f} tokens/s. Percent, 95 % intervals over problems.{warning}"
+    show_table(title, rows, ref, text)
     samples = read_lines(folder / ROLLOUTS)
     show_table(f"{title} problems", list(by_problem(samples)), ref, f"the hardest {SHOWN_PROBLEMS} problems first")
     if odd := list(disagreements(samples)):
@@ -76,7 +83,7 @@ def refuse_another_prompt(trained: Manifest, config: EvaluateConfig) -> None:
         )
 
 
-@stage("evaluate", version=2, show=show_results, gpu=True)
+@stage("evaluate", version=3, show=show_results, gpu=True)
 def evaluate(
     work: Work, config: EvaluateConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef], overlap: Mapping[str, ArtifactRef]
 ) -> Metrics:
@@ -84,4 +91,6 @@ def evaluate(
     away."""
     refuse_another_prompt(work.manifest(checkpoint), config)
     given_away = {"overlap": ref for ref in overlap.values()}
-    return work.run_program("parallel_r1.evaluation", config, {"checkpoint": checkpoint, **given_away, **sets})
+    metrics = work.run_program("parallel_r1.evaluation", config, {"checkpoint": checkpoint, **given_away, **sets})
+    work.versions["engine"] = json.loads((work.out / RESULTS).read_text(encoding="utf-8"))["engine"]
+    return metrics

@@ -16,7 +16,9 @@ import yaml
 
 from parallel_r1 import config as schema
 from parallel_r1 import published
+from parallel_r1.metrics import summarise
 from parallel_r1.report import Curve, Evaluation, ReportInput, StageRun, build, results_table
+from parallel_r1.report import tables
 from parallel_r1.report.numbers import Estimate, duration, mean_of, signed, written
 from parallel_r1.report.rollouts import Block, Main, lay_out, shown
 
@@ -326,6 +328,79 @@ def test_published_numbers_stand_beside_ours_on_the_papers_sets(run: ReportInput
     row = next(line for line in made.markdown.splitlines() if line.startswith("| parallel\\_r1\\_seen"))
     assert [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")[1:]] == ["19.2", "19.4", "70.5", "86.7", "48.9", "27.3", "–", "–"]
     assert "published" not in build(run).markdown.split("## Config")[0], "the demo's sets are not the paper's"
+
+
+@pytest.fixture(scope="module")
+def papers(run: ReportInput, tmp_path_factory: pytest.TempPathFactory) -> ReportInput:
+    """Checkpoints that `summarise` scored on sets called as the paper's, under a config at the paper's values."""
+    folder, made = tmp_path_factory.mktemp("papers"), []
+    for label, chance in (("base", 0.1), ("sft", 0.3), ("rl hard", 0.5)):
+        sets, rows = {}, []
+        for name in published.BENCHMARKS:
+            samples = published.SAMPLES[name]
+            random.seed(f"{label}/{name}")
+            mine = [rollout(name, i, k, random.random() < chance, True) for i in range(published.PROBLEMS[name]) for k in range(samples)]
+            sets[name] = {"problems": published.PROBLEMS[name], "samples": samples, "metrics": summarise(mine, samples, 100, 0)}
+            clean = [row for row in mine if int(row["problem_id"].rsplit("-", 1)[1]) >= 10]
+            sets[name]["clean"] = {"problems": len(clean) // samples, "samples": samples, "metrics": summarise(clean, samples, 100, 0)}
+            rows += mine
+        made.append(Evaluation(label, {"engine": "vllm", "sets": sets}, write(folder / f"{label}.jsonl", rows)))
+    return replace(run, evaluations=made, config=schema.parse({"name": "parallel_r1_seen"}))
+
+
+@pytest.fixture(scope="module")
+def papers_markdown(papers: ReportInput) -> str:
+    """Their report."""
+    return build(papers).markdown
+
+
+def table_row(markdown: str, heading: str, first: str) -> str:
+    section = markdown.split(f"## {heading}")[1].split("\n## ")[0]
+    return next(line for line in section.splitlines() if line.startswith(f"| {first}"))
+
+
+def test_our_numbers_stand_beside_the_papers(run: ReportInput, papers_markdown: str) -> None:
+    last = table_row(papers_markdown, "Beside the paper", "rl hard (parallel\\_r1\\_seen)")
+    for theirs in ("19.2", "38.9", "19.4", "37.1", "70.5", "85.0", "86.7", "27.3"):
+        assert f"(paper {theirs})" in last
+    assert last.endswith("| yes |") and "(sft\\_seen)" in table_row(papers_markdown, "Beside the paper", "sft")
+    assert tables.paper(run.evaluations, run.config) is None, "the demo's sets are not the paper's"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"evaluate": {"rollout": {"max_response_tokens": 512}}}, "budget of 512 tokens, the paper's is 3000"),
+        ({"evaluate": {"rollout": {"top_p": 0.9}}}, "temperature 1, top_p 0.9"),
+        ({"student": {"type": "hub", "name": "some/model"}}, "another student than Qwen/Qwen3-4B-Base"),
+        ({"name": "mine"}, "the paper has no such row"),
+    ],
+)
+def test_what_can_not_be_compared_says_why(papers: ReportInput, changes: dict[str, Any], reason: str) -> None:
+    table = tables.paper(papers.evaluations, schema.parse({"name": "parallel_r1_seen", **changes}))
+    assert table and table.rows[-1].cells[-1].text == "no" and reason in table.rows[-1].cells[-1].note
+
+
+@pytest.mark.parametrize(("problems", "samples", "reasons"), [
+    (500, 1, ["MATH: 500 problems, the paper's has 316, a broken subset"]), (316, 1, []), (316, 4, ["MATH: 4 samples, the paper took 1"]),
+])  # fmt: skip
+def test_a_set_of_another_size_is_no_match(problems: int, samples: int, reasons: list[str]) -> None:
+    assert published.other_set("MATH", problems, samples) == reasons
+
+
+def test_full_and_clean_and_every_estimator(papers: ReportInput, papers_markdown: str) -> None:
+    entry = papers.evaluations[0].results["sets"]["AMC23"]
+    full, clean = (table_row(papers_markdown, "Ways of counting", f"base (AMC23{part}") for part in (": 40", ", clean: 30"))
+    for row, metrics in ((full, entry["metrics"]), (clean, entry["clean"]["metrics"])):
+        shown = [cell.split(" (")[0] for cell in row.strip("| ").split(" | ")[1:5]]
+        assert shown == [f"{100 * metrics[metric]['value']:.1f}" for metric in ("mean", "pass@k", "maj@k", "best@k")]
+        assert "sampling" in row
+    assert f"clean {100 * entry['clean']['metrics']['mean']['value']:.1f} (30 problems)" in table_row(papers_markdown, "Results", "base")
+
+
+def test_differences_carry_a_corrected_p(papers_markdown: str) -> None:
+    assert "p < 0.001, Holm" in table_row(papers_markdown, "Differences between checkpoints", "base → rl hard").replace("&lt;", "<")
+    assert "p Holm is corrected for all 12 comparisons" in papers_markdown
 
 
 def test_published_mean_needs_all_four_sets(run: ReportInput, tmp_path: Path) -> None:

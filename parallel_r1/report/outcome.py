@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from parallel_r1.metrics import holm, paired_difference
 from parallel_r1.report.inputs import Evaluation
 from parallel_r1.report.numbers import Estimate, duration, estimate, mean_of, signed
 from parallel_r1.report.rollouts import RolloutIndex
@@ -15,7 +14,7 @@ from parallel_r1.report.rollouts import RolloutIndex
 FEWEST_PROBLEMS = 10
 """With fewer problems a bootstrap interval is too short to be believed, so no claim is made from one."""
 
-RESAMPLES = 2000
+MUCH_TRUNCATED = 0.1
 PERCENT = "\u00a0%"
 
 
@@ -29,6 +28,10 @@ class Change:
     difference: Estimate
     problems: int
     paired: bool
+    p: float = math.nan
+    """Of the paired permutation test."""
+    p_holm: float = math.nan
+    """The same, corrected for the number of comparisons of the run."""
 
     @property
     def verdict(self) -> str:
@@ -63,25 +66,22 @@ def changes(evaluations: Sequence[Evaluation], indexes: Sequence[RolloutIndex]) 
     pairs += [(i, last) for i in (cold_start, 0) if i is not None and i < last and (i, last) not in pairs]
     names = set_names(evaluations)
     found = [_change(evaluations[i], evaluations[j], indexes[i], indexes[j], name) for i, j in dict.fromkeys(pairs) for name in names]
-    return [one for one in found if one.difference.known]
+    return _corrected([one for one in found if one.difference.known])
+
+
+def _corrected(found: list[Change]) -> list[Change]:
+    adjusted = iter(holm([one.p for one in found if one.paired]))
+    return [replace(one, p_holm=next(adjusted)) if one.paired else one for one in found]
 
 
 def _change(before: Evaluation, after: Evaluation, old: RolloutIndex, new: RolloutIndex, name: str) -> Change:
     old_rows, new_rows = old.correct.get(name, {}), new.correct.get(name, {})
-    shared = [problem for problem in old_rows if problem in new_rows]
-    if shared:
-        gains = np.array([np.mean(new_rows[problem]) - np.mean(old_rows[problem]) for problem in shared])
-        return Change(before.label, after.label, name, _bootstrap(gains), len(shared), paired=True)
+    if paired := paired_difference(old_rows, new_rows):
+        difference = Estimate(paired.value, paired.low, paired.high)
+        return Change(before.label, after.label, name, difference, paired.problems, paired=True, p=paired.p)
     problems = min(int((one.results.get("sets") or {}).get(name, {}).get("problems") or 0) for one in (before, after))
     difference = _unpaired(estimate(set_metrics(before, name), "mean"), estimate(set_metrics(after, name), "mean"))
     return Change(before.label, after.label, name, difference, problems, paired=False)
-
-
-def _bootstrap(gains: np.ndarray) -> Estimate:
-    random = np.random.default_rng(0)
-    means = [gains[random.integers(0, len(gains), len(gains))].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(gains.mean()), float(low), float(high))
 
 
 def _unpaired(before: Estimate, after: Estimate) -> Estimate:
@@ -166,7 +166,9 @@ def _form(measured: Sequence[Evaluation]) -> list[str]:
     valid = [(one.label, over_sets(one, "valid_ratio")) for one in chosen]
     parts = [f"{_with_interval(share)} of rollouts for {label}" for label, share in valid if share.known]
     sentences = [f"Blocks are used and well formed in {_listed(parts)} (mean over sets)."] if parts else []
-    cut = over_sets(measured[-1], "truncated_ratio")
-    if cut.known and cut.value > 0.1:
-        sentences.append(f"{_with_interval(cut)} of the rollouts for {measured[-1].label} were cut off before they ended.")
+    for one in measured:
+        cut = [(name, estimate(set_metrics(one, name), "truncated_ratio")) for name in set_names([one])]
+        much = [f"{share.percent()}{PERCENT} on {name}" for name, share in cut if share.known and share.value > MUCH_TRUNCATED]
+        if much:
+            sentences.append(f"Of the rollouts for {one.label}, {_listed(much)} were cut off before they ended, so that score is too low.")
     return sentences

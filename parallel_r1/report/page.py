@@ -98,6 +98,8 @@ def _tables(report: ReportInput, found: list[outcome.Change], indexes: list[roll
     evaluated = outcome.set_names(report.evaluations)
     return {
         "results": tables.results(report.evaluations) if evaluated else None,
+        "paper": tables.paper(report.evaluations, report.config),
+        "estimators": tables.estimators(report.evaluations) if evaluated else None,
         "differences": tables.differences(found) if found else None,
         "by_set": tables.by_set(report.evaluations, indexes) if evaluated else None,
         "funnel": tables.funnel(report.funnel) if report.funnel else None,
@@ -130,7 +132,7 @@ def _markdown(
 ) -> str:
     listed = "\n".join(f"- {escape_markdown(title)}: {escape_markdown(text)}" for title, text in facts)
     parts = [f"# {escape_markdown(name)}", escape_markdown(" ".join(summary)), listed]
-    for key in ("results", "differences", "by_set"):
+    for key in ("results", "paper", "differences", "estimators", "by_set"):
         parts += _markdown_section(tables[key])
     if limits:
         parts += ["## What this scale does not show", "\n".join(f"- {escape_markdown(limit)}" for limit in limits)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallel_r1 import published
+from parallel_r1.config import PipelineConfig
 from parallel_r1.report.inputs import Evaluation, StageRun
 from parallel_r1.report.numbers import NOTHING, Estimate, duration, estimate, number, signed, written
 from parallel_r1.report.outcome import FEWEST_PROBLEMS, Change, over_sets, set_metrics, set_names
@@ -101,6 +102,9 @@ def _score(evaluation: Evaluation, name: str) -> Cell:
     notes = [_interval_note(one, entry.get("problems"))] if one.known else []
     if passed and (share := estimate(metrics, passed)).known:
         notes.append(f"{_pass_title(passed, entry.get('samples'))} {share.percent()}")
+    clean = entry.get("clean") or {}
+    if clean.get("problems") and clean["problems"] != entry.get("problems"):
+        notes.append(f"clean {estimate(clean['metrics'], 'mean').percent()} ({clean['problems']} problems)")
     return Cell(one.percent(), "\n".join(note for note in notes if note))
 
 
@@ -143,7 +147,10 @@ def differences(found: Sequence[Change]) -> Table:
         rows.append(Row(Cell(shown(f"{before} → {after}")), [_difference(by_set.get(name)) for name in names]))
     notes = ["In points of mean@k, with the 95 % interval of the difference. Coloured only where the interval leaves out zero."]
     if any(one.paired for one in found):
-        notes.append(f"Paired: resampled over the problems of a set. {len(found)} comparisons at 95 % each, not corrected for number.")
+        notes.append(
+            "Paired: resampled over the problems of a set; p by flipping the signs of single problems' differences. "
+            f"Each interval is at 95 % for itself; p Holm is corrected for all {sum(one.paired for one in found)} comparisons of the table."
+        )
     if any(not one.paired for one in found):
         notes.append("Unpaired: computed from the two intervals, since the rollouts of the same problems are not at hand.")
     return Table("Differences between checkpoints", [Cell("from → to"), *(Cell(shown(name)) for name in names)], rows, notes)
@@ -156,8 +163,82 @@ def _difference(change: Change | None) -> Cell:
     one = change.difference
     span = f"{signed(one.low * 100)} to {signed(one.high * 100)}" if one.bounded else ""
     note = "too few problems" if few else f"{span}{'' if change.paired else ' unpaired'}"
+    if change.paired and not few:
+        note += f"\np {_p(change.p)}, Holm {_p(change.p_holm)}"
     arrow = {"higher": "▲ ", "lower": "▼ "}.get(change.verdict, "")
     return Cell(f"{arrow}{signed(one.value * 100)}", note, change.verdict.replace("not shown", ""))
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else written(value, 3)
+
+
+def estimators(evaluations: Sequence[Evaluation]) -> Table:
+    """One row per checkpoint and set: what each way of counting makes of the same rollouts, with the clean subset below the full set."""
+    titles = {"mean": "mean@k", "pass@k": "any@k, pass@k", "maj@k": "maj@k", "best@k": "bootstrap best@k", "blocks": "blocks", "paths": "paths"}
+    rows = []
+    for evaluation in evaluations:
+        for name, entry in (evaluation.results.get("sets") or {}).items():
+            subsets = [("", entry)] + [(", clean", clean) for clean in [entry.get("clean")] if clean and clean.get("problems")]
+            for suffix, subset in subsets:
+                size = f"{subset.get('problems')} problems × {subset.get('samples')}"
+                cells = [_counted(subset.get("metrics") or {}, metric) for metric in titles]
+                rows.append(Row(Cell(shown(evaluation.label), shown(f"{name}{suffix}: {size}")), cells))
+    notes = ["Percent with 95 % intervals over problems; under mean@k also ± the part of sampling: another run over the same problems."]
+    notes.append("Any@k: a right one among all k: the unbiased pass@k at k samples. maj@k: the commonest answer is right, ties by share.")
+    notes.append("Bootstrap best@k: what the paper calls pass@k, draws with replacement; one right of 16 counts 64.4.")
+    notes.append("Clean: without the test problems that any training set of the run holds, or nearly. Blocks, paths: per rollout.")
+    return Table("Ways of counting", [Cell("checkpoint, set"), *(Cell(title) for title in titles.values())], rows, notes)
+
+
+def _counted(metrics: Mapping[str, Any], metric: str) -> Cell:
+    if metric in ("blocks", "paths"):
+        return Cell(written(estimate(metrics, metric).value, 2))
+    one, entry = estimate(metrics, metric), metrics.get(metric)
+    sampling = number(entry.get("sampling")) if isinstance(entry, Mapping) else math.nan
+    part = f"\n± {written(sampling * 100)} sampling" if math.isfinite(sampling) else ""
+    return Cell(one.percent(), f"{one.percents()}{part}")
+
+
+def paper(evaluations: Sequence[Evaluation], config: PipelineConfig) -> Table | None:
+    """The paper's main table with our number above its own, and whether the two can be compared. None where no set is the paper's."""
+    names = [name for name in published.BENCHMARKS if name in set_names(evaluations)]
+    if not names:
+        return None
+    columns = [Cell("checkpoint"), *(Cell(f"{name} {kind}") for name in names for kind in _kinds(name)), Cell("parallel ratio")]
+    rows = []
+    for evaluation in evaluations:
+        theirs = published.row_for(evaluation.label, last=evaluation is evaluations[-1], config=config)
+        cells = [cell for name in names for cell in _beside(evaluation, name, theirs)]
+        ratio = Cell(over_sets(evaluation, "parallel_ratio").percent(), _theirs(theirs.parallel_ratio if theirs else None))
+        why = _incomparable(evaluation, names, config) if theirs else ["the paper has no such row"]
+        verdict = Cell("no" if why else "yes", "\n".join(why))
+        rows.append(Row(Cell(shown(evaluation.label), theirs.recipe if theirs else ""), [*cells, ratio, verdict]))
+    notes = [f"Percent: ours, below it {published.SOURCE}. m@16: mean over samples; p@16: the paper's estimator on both sides, a bootstrap."]
+    return Table("Beside the paper", [*columns, Cell("comparable")], rows, notes)
+
+
+def _kinds(name: str) -> list[str]:
+    samples = published.SAMPLES[name]
+    return [f"m@{samples}", f"p@{samples}"] if samples > 1 else [f"m@{samples}"]
+
+
+def _beside(evaluation: Evaluation, name: str, theirs: published.Published | None) -> list[Cell]:
+    metrics = set_metrics(evaluation, name)
+    cells = [Cell(estimate(metrics, "mean").percent(), _theirs(theirs.scores.get(name) if theirs else None))]
+    if published.SAMPLES[name] > 1:
+        cells.append(Cell(estimate(metrics, "best@k").percent(), _theirs(theirs.pass_at_16.get(name) if theirs else None)))
+    return cells
+
+
+def _theirs(value: float | None) -> str:
+    return f"paper {written(number(value))}"
+
+
+def _incomparable(evaluation: Evaluation, names: Sequence[str], config: PipelineConfig) -> list[str]:
+    entries = {name: entry for name in names if (entry := (evaluation.results.get("sets") or {}).get(name))}
+    sizes = [reason for name, entry in entries.items() for reason in published.other_set(name, entry.get("problems"), entry.get("samples"))]
+    return [*published.other_run(config), *sizes]
 
 
 def by_set(evaluations: Sequence[Evaluation], indexes: Sequence[RolloutIndex]) -> Table:
