@@ -9,7 +9,7 @@ WORKER := .venv/worker/bin/python
 export DATA
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui ask stop clean bench artifacts lineage gc test-faults environments reasoning-gym
+.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc test-faults environments reasoning-gym
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,9 +28,14 @@ test-faults: environments  ## the long tests: kill -9 everywhere, outages, full 
 ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
 	@$(ORCHESTRATOR) -m flows.ui
 
+serve: ui  ## the same
+
 ask: export ASK_PROBLEM = $(value PROBLEM)
 ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
 	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
+
+evaluate: environments  ## MODEL=folder, hub id or artifact key, BENCHMARKS="AIME24 AMC23", DATA=folder (files instead of the hub)
+	@$(ORCHESTRATOR) -m flows.evaluate_model '$(MODEL)' --benchmarks $(BENCHMARKS) $(if $(DATA),--data $(DATA)) --config $(CONFIG) --set $(SET)
 
 stop:  ## end the Prefect server that runs in the background
 	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi

@@ -44,7 +44,8 @@ STAGES = ("prepare", "base", "generate", "filter", "sft", "rl", "evaluate", "rep
 AT_THE_TOP = ("name", "seed", "attention", "store", "resources")
 
 OwnFile = Annotated[str, Field(title="another file", pattern=r"\.ya?ml$")]
-Recipe = Literal[SHIPPED] | OwnFile  # type: ignore[valid-type]  # the files that lie in recipes/ when the deployments are registered
+Shipped = Annotated[Literal[SHIPPED], Field(title="shipped")]  # type: ignore[valid-type]  # what lies in recipes/ at registration
+Recipe = Shipped | OwnFile
 Overrides = list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=")]]
 StageName = Literal[STAGES]  # type: ignore[valid-type]
 Function = TypeVar("Function", bound=Callable[..., Any])

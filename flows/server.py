@@ -48,9 +48,16 @@ def environment() -> dict[str, str]:
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the automation of `make ui` marks runs Crashed whose heart has stopped
+        "PREFECT_SERVER_TASKS_TAG_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        "PREFECT_DEPLOYMENT_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
         "DO_NOT_TRACK": "1",
         "MPLBACKEND": "Agg",
     }
+    if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
+        settings["PREFECT_API_AUTH_STRING"] = password  # the server asks for it, so every client of ours gives it
+    if protected := os.environ.get("PREFECT_SERVER_CSRF_PROTECTION_ENABLED"):
+        settings["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = protected
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 

@@ -2,7 +2,8 @@
 
     python -m flows.ui
 
-Makes the work pools `cpu` and `gpu` where they are missing, registers the deployments, and runs one worker per pool.
+Makes the work pools `cpu` and `gpu` where they are missing, registers the deployments, limits the tag `gpu` to GPU_JOBS (1) tasks at a
+time, installs the automation that marks killed runs as Crashed, and runs one worker per pool.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 
 from flows import server
 from tasks.places import PROJECT
 
 POOLS = ("cpu", "gpu")
+HEARTBEAT = "prefect.flow-run.heartbeat"
+ENDINGS = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended")
+SILENCE = timedelta(seconds=90)
+"""Three heartbeats."""
+AUTOMATION = "parallel-r1: killed runs are Crashed"
 
 
 def prefect(*arguments: str) -> None:
@@ -25,36 +33,86 @@ def prefect(*arguments: str) -> None:
         raise server.ServerError(f"prefect {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
+def set_up() -> None:
+    """Make the server know pools, deployments, the limit and the automation. Again changes nothing."""
+    for pool in POOLS:
+        prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
+    prefect("deploy", "--all")
+    limit_gpu_jobs(int(os.environ.get("GPU_JOBS", "1")))
+    install_automation()
+
+
+def limit_gpu_jobs(jobs: int) -> None:
+    """So many tasks with the tag `gpu` run at a time; further ones wait for a slot. A killed one's slot comes free within a minute."""
+    from prefect.client.orchestration import get_client
+
+    from tasks.stage import GPU
+
+    with get_client(sync_client=True) as client:
+        client.create_concurrency_limit(tag=GPU, concurrency_limit=jobs)
+
+
+def install_automation() -> None:
+    """A flow process that was killed can't say so: whoever was heard and falls silent without an ending is marked Crashed."""
+    from prefect.automations import Automation
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import EventTrigger, Posture
+
+    try:
+        Automation.read(name=AUTOMATION)
+    except ValueError:
+        trigger = EventTrigger(
+            after={HEARTBEAT},
+            expect={HEARTBEAT, *(f"prefect.flow-run.{ending}" for ending in ENDINGS)},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        )
+        message = "No heartbeat: the flow's process is gone. Run again: finished stages are kept, and a stage goes on from its checkpoint"
+        crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message)
+        Automation(name=AUTOMATION, description="A run without heartbeat has crashed", trigger=trigger, actions=[crash]).create()
+
+
 def main() -> int:
-    """Serve until interrupted; gives the exit code when the workers end on their own."""
+    """Serve until interrupted; gives the exit code."""
     os.environ["PARALLEL_R1_PROJECT"] = str(PROJECT)  # where the workers' flow runs find the project
     try:
         url = server.ensure()
-        for pool in POOLS:
-            prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
-        prefect("deploy", "--all")
+        set_up()
     except server.ServerError as error:
         print(error, file=sys.stderr)
         return 2
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", f"{pool}-here"],
-            cwd=PROJECT, start_new_session=True, preexec_fn=server.hear_interrupts,
-        )
-        for pool in POOLS
-    ]  # fmt: skip
     print(f"UI: {url.removesuffix('/api')}/deployments   Ctrl-C ends the workers; `make stop` ends the server", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
+    run_workers()
+    return 0
+
+
+def run_workers() -> None:
+    """One worker per pool, until this process is told to end. A worker that was killed is started again."""
+    workers = {pool: start_worker(pool) for pool in POOLS}
     try:
-        for worker in workers:
-            worker.wait()
+        while True:
+            time.sleep(1)
+            for pool, worker in workers.items():
+                if worker.poll() is not None:
+                    print(f"The worker of the pool {pool} ended with {worker.returncode}: starting it again", flush=True)
+                    workers[pool] = start_worker(pool)
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.terminate()
-        for worker in workers:
+        for worker in workers.values():
             worker.wait()
-    return 1
+
+
+def start_worker(pool: str) -> subprocess.Popen[bytes]:
+    """A worker that takes the runs of a pool."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", f"{pool}-here"]
+    return subprocess.Popen(command, cwd=PROJECT, start_new_session=True, preexec_fn=server.hear_interrupts)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
 
+from httpx import TransportError
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectHTTPStatusError
 
 SECONDS_BETWEEN_LINES = 3.0
 SECONDS_BETWEEN_UPDATES = 2.0
@@ -77,7 +79,11 @@ class Progress:
             self._lines.clear()
 
     def _update(self, percent: float) -> None:
-        if self._artifact is None:
-            self._artifact = create_progress_artifact(percent, key=f"progress-{slug(self.title)}", description=self.title)
-        else:
-            update_progress_artifact(self._artifact, progress=percent)
+        """The bar in the UI. A server that is away for a while, as when it is restarted, doesn't end hours of training."""
+        try:
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(percent, key=f"progress-{slug(self.title)}", description=self.title)
+            else:
+                update_progress_artifact(self._artifact, progress=percent)
+        except (TransportError, PrefectHTTPStatusError) as error:
+            say(f"  {self.title:<26} the Prefect server doesn't answer ({type(error).__name__}); the stage goes on")

@@ -113,3 +113,16 @@ def project(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Pro
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`make ui`, for the whole session."""
+    from tests.office import Office
+
+    office = Office(tmp_path_factory.mktemp("office"))
+    try:
+        office.open()
+        yield office
+    finally:
+        office.close()

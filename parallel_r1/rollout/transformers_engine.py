@@ -34,7 +34,8 @@ class TransformersEngine:
         self.name = f"transformers {transformers.__version__}"
         self._config = config
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model_dtype(), attn_implementation="sdpa").to(device).eval()
+        loaded = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model_dtype(), attn_implementation="sdpa", use_safetensors=True)
+        self._model = loaded.to(device).eval()
         self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint))
         self._seed = seed
         self._syncs = 0

@@ -45,7 +45,7 @@ def main() -> None:
     config = RlConfig.model_validate(job.config)
     checkpoint = job.inputs["checkpoint"] / "checkpoint"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
     studio = Studio(tokenizer, config.rollout)
     problems, too_long = _problems(job, config, studio)
     engine = open_engine(checkpoint, config.rollout, job.seed)

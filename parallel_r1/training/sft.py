@@ -21,7 +21,7 @@ def main() -> None:
     config = SftConfig.model_validate(job.config)
     checkpoint = job.inputs["base"] / "checkpoint"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
     if config.attention == "structured":
         structure_forward(model, TagIds.from_tokenizer(tokenizer))
     rows = jobs.read_lines(job.inputs["trajectories"] / "trajectories.jsonl")

@@ -56,7 +56,7 @@ def train(
         model=model,
         args=SFTConfig(
             **arguments,
-            logging_steps=LOG_EVERY,
+            logging_steps=min(LOG_EVERY, steps),  # a shorter run has a last entry too
             completion_only_loss=True,
             max_length=None,
             train_sampling_strategy="random",  # group_by_length goes from long to short over and over: measured to ruin the base model
