@@ -37,9 +37,8 @@ def ask(store: Store, model: str, *options: str, **streams: object) -> subproces
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "ASK_PROBLEM": PROBLEM}, text=True, **{"capture_output": True, **streams})
 
 
-def test_json_is_one_object_and_the_seed_decides_it(store: Store) -> None:
-    first, again = (json.loads(ask(store, "bb2", "--json", "--paths", "3", "--seed", "3").stdout) for _ in range(2))
-    assert first | {"seconds": 0, "tokens_per_second": 0} == again | {"seconds": 0, "tokens_per_second": 0}
+def test_json_is_one_object(store: Store) -> None:
+    (first,) = [json.loads(line) for line in ask(store, "bb2", "--json", "--paths", "3", "--seed", "3").stdout.splitlines()]
     assert first["model"] == "rl bb22" and first["problem"] == PROBLEM and first["engine"].startswith("transformers")
     assert first["critical_path_tokens"] <= first["tokens"] and {"answer", "text", "segments", "blocks"} <= set(first)
 
