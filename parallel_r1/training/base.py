@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from pydantic import TypeAdapter
+from transformers import AutoTokenizer
 
 from parallel_r1 import config as schema
 from parallel_r1 import jobs, student
@@ -57,7 +58,13 @@ def _without_tags(text: str) -> str:
 def _from_hub(job: jobs.Job, config: HubStudent) -> dict[str, float]:
     model, tokenizer = student.hub_student(config, job.seed)
     student.save(model, tokenizer, job.out / "checkpoint")
-    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+    new_tags = len(set(TAGS) - set(_own_vocabulary(config)))
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), "new_tags": new_tags}
+
+
+def _own_vocabulary(config: HubStudent) -> dict[str, int]:
+    """The tokens that the checkpoint came with."""
+    return AutoTokenizer.from_pretrained(config.name, revision=config.revision, trust_remote_code=config.trust_remote_code).get_vocab()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""Measure any model on its own: a folder, a hub id, or a checkpoint of the store.
+
+    python -m flows.evaluate_model MODEL --benchmarks AIME24 AMC23 [--data FOLDER] [--set FIELD=VALUE ...]
+
+Settings are the paper's (16 samples, 3000 tokens; README) unless --set says otherwise. A model that knows the tags is measured with the
+prompt it was trained with, or the parallel one; a model without tags generates plainly. --data takes the benchmarks from files instead of
+the hub. Exit codes: 0 done, 1 a stage failed, 2 the request can't be met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows import server
+from parallel_r1 import prompts
+from parallel_r1.checkpoints import STAGES
+from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig, load
+from parallel_r1.markup import TAGS
+from parallel_r1.store import Store
+from tasks.places import PROJECT
+
+if TYPE_CHECKING:
+    from parallel_r1.store import ArtifactRef
+
+BENCHMARKS: dict[str, tuple[dict[str, Any], str]] = {
+    "AIME24": ({"preset": "aime24"}, "aime24"),
+    "AIME25": ({"preset": "aime25"}, "aime25"),
+    "AMC23": ({"preset": "amc23"}, "amc23"),
+    "MATH": ({"preset": "math500"}, "math500"),
+    "GSM8K": ({"preset": "gsm8k", "split": "test"}, "gsm8k_test"),
+}
+"""Name: source on the hub, and how the name of its file begins."""
+SUFFIXES = (".jsonl", ".parquet", ".csv")
+STYLES = ("parallel", "plain", "bare")
+Measured = tuple["ArtifactRef", PipelineConfig]
+
+
+def sources(benchmarks: Sequence[str], data: str | None) -> dict[str, dict[str, Any]]:
+    """`prepare.evaluation` of the benchmarks. Raises ConfigError for an unknown one, or one without a file in `data`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in benchmarks:
+        if name not in BENCHMARKS:
+            raise ConfigError(f"BENCHMARKS: no {name!r}; there are: {', '.join(BENCHMARKS)}")
+        hub, beginning = BENCHMARKS[name]
+        if not data:
+            found[name] = {"type": "hub", **hub}
+            continue
+        files = sorted(path for path in Path(data).glob(f"{beginning}*") if path.suffix in SUFFIXES)
+        if not files:
+            raise ConfigError(f"DATA: no file {beginning}*{{{','.join(SUFFIXES)}}} for {name} in {Path(data).resolve()}")
+        found[name] = {"type": "files", "path": str(files[0].resolve())}
+    return found
+
+
+def artifact_of(model: str, store: Store) -> ArtifactRef | None:
+    """The checkpoint of the store that `model` names: stage/key, a key or the beginning of one. None for a folder or a hub id."""
+    stage, slash, key = model.rpartition("/")
+    if Path(model).is_dir() or (slash and stage not in STAGES):
+        return None
+    found = [ref for kind in ([stage] if slash else STAGES) for ref in store.find(kind, key)] if len(key) >= 6 else []
+    if len(found) == 1:
+        return found[0]
+    if not slash or found:
+        raise ConfigError(f"MODEL: {model!r} is no folder, no hub id (owner/name), and {len(found)} checkpoints in {store.root} begin like this")
+    return None
+
+
+def knows_tags(checkpoint: Path) -> bool:
+    """Whether a checkpoint's own tokenizer has the six tags as tokens."""
+    words = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    known = {token["content"] for token in words.get("added_tokens", ())} | set(words["model"].get("vocab", ()))
+    return set(TAGS) <= known
+
+
+def settings(trained: dict[str, Any], fingerprint: str | None, tags: bool) -> list[str]:
+    """Overrides that fit a checkpoint: its attention and its prompt; without tags plain generation."""
+    if not tags:
+        return ["evaluate.prompt=plain", "evaluate.base_prompt=plain", "evaluate.rollout.max_blocks=0"]
+    style = next((style for style in STYLES if prompts.fingerprint(style) == fingerprint), "parallel")
+    attention = trained.get("attention") or trained.get("rollout", {}).get("attention") or "causal"
+    return [f"attention={attention}", f"evaluate.prompt={style}", f"evaluate.base_prompt={style}"]
+
+
+def config_for(recipe: str, student: str, evaluation: dict[str, Any], fitting: Sequence[str], overrides: Sequence[str]) -> PipelineConfig:
+    """The config of a run that evaluates only; store, seed and resources are the recipe's."""
+    parts = {"prepare": {"train": {}, "evaluation": evaluation}, "student": {"type": "hub", "name": student}}
+    papers = EvaluateConfig().model_dump(mode="json", exclude={"rollout": {"attention"}})
+    parts |= {"generate": None, "sft": None, "rl": [], "evaluate": papers}
+    whole = [f"{name}={json.dumps(value)}" for name, value in parts.items()]
+    return load(os.path.relpath(PROJECT / recipe), [*whole, *fitting, *overrides])
+
+
+def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None, overrides: Sequence[str]) -> Measured:
+    """Evaluate a model; the artifact, and the config it was made under."""
+    from flows.steps import Steps  # imports prefect
+
+    evaluation = sources(benchmarks, data)
+    first = config_for(recipe, model, evaluation, [], overrides)
+    steps = Steps(first)
+    if (checkpoint := artifact_of(model, steps.run.store)) is None:
+        checkpoint = steps.keep_base(steps.base({}))
+    manifest = steps.run.store.manifest(checkpoint.stage, checkpoint.key)
+    made = manifest.config if manifest and isinstance(manifest.config, dict) else {}
+    tags = checkpoint.metrics.get("new_tags", 0) == 0 and _has_tags(model, steps, checkpoint)
+    config = config_for(recipe, model, evaluation, settings(made, manifest and manifest.versions.get("prompt"), tags), overrides)
+    steps.config = config
+    label = Path(model).name if checkpoint.stage == "base" else f"{checkpoint.stage} {checkpoint.key[:8]}"
+    steps.measure(label, checkpoint, steps.held_out_sets())
+    return steps.measured()[label], config
+
+
+def _has_tags(model: str, steps: Any, checkpoint: ArtifactRef) -> bool:
+    own = Path(model)
+    return knows_tags(own if own.is_dir() else steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.evaluate_model", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", help="folder, hub id, or key of a checkpoint in the store")
+    parser.add_argument("--benchmarks", nargs="+", required=True, help=", ".join(BENCHMARKS))
+    parser.add_argument("--data", help="folder with the benchmarks as files; from the hub when left out")
+    parser.add_argument("--config", default="pipeline_config.yaml", help="store, seed and resources come from here")
+    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
+    options = parser.parse_args(arguments)
+    try:
+        sources(options.benchmarks, options.data)
+        url = server.ensure()
+    except (ConfigError, server.ServerError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    return _run(options, url.removesuffix("/api"))
+
+
+def _run(options: argparse.Namespace, ui: str) -> int:
+    from prefect import flow
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    from tasks.supervise import programs_end_with_flow
+
+    @flow(name="evaluate-model", flow_run_name=f"evaluate {options.model}", task_runner=ThreadPoolTaskRunner(max_workers=1))
+    def evaluate_model() -> Measured:
+        """Measure one model."""
+        with programs_end_with_flow():
+            return measure(options.model, options.config, options.benchmarks, options.data, options.overrides)
+
+    try:
+        ref, config = evaluate_model()
+    except KeyboardInterrupt:
+        print("\nInterrupted. Finished problems are kept: run again.", file=sys.stderr)
+        return 130
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Exception as error:  # the traceback is in the UI's log
+        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {ui}", file=sys.stderr)
+        return 1
+    _print(options.model, ref, config)
+    return 0
+
+
+def _print(model: str, ref: ArtifactRef, config: PipelineConfig) -> None:
+    from parallel_r1.report import Evaluation, results_table
+    from parallel_r1.report.tables import as_markdown, estimators, paper
+    from tasks.evaluate import RESULTS
+    from tasks.stage import Run
+
+    run = Run.of(config)
+    folder = run.store.localise(ref, run.state / "cache", RESULTS)
+    evaluation = Evaluation(model, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    print(f"\n{results_table([evaluation])}\n\n{as_markdown(estimators([evaluation]))}")
+    if beside := paper([evaluation], config):
+        print(f"\n{as_markdown(beside)}")
+    blocks = config.evaluate.rollout.max_blocks
+    print(f"\nprompt     {config.evaluate.prompt}, {f'at most {blocks} blocks' if blocks else 'plain generation without blocks'}")
+    print(f"results    {ref.uri}/{RESULTS}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

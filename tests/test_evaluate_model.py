@@ -1,0 +1,110 @@
+"""Any model measured on its own: which sources, which prompt, with or without blocks; on a real checkpoint with tags and without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, settings, sources
+from parallel_r1.config import ConfigError, HubSource
+from parallel_r1.markup import TAGS
+from parallel_r1.prompts import fingerprint
+from parallel_r1.store import Store
+from tests.conftest import PROJECT, Project
+
+RECIPE = "pipeline_config.yaml"
+
+
+def test_benchmarks_come_from_the_hub_or_from_files(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_test_200.jsonl").write_text("")
+    (tmp_path / "amc23.parquet").write_text("")
+    found = sources(["GSM8K", "AMC23"], str(tmp_path))
+    assert [Path(source["path"]).name for source in found.values()] == ["gsm8k_test_200.jsonl", "amc23.parquet"]
+    config = config_for(RECIPE, "owner/name", sources(list(BENCHMARKS), None), [], [])
+    assert all(isinstance(source, HubSource) for source in config.prepare.evaluation.values())
+    assert config.prepare.evaluation["GSM8K"].split == "test" and config.evaluate.samples_of("AIME24") == 16
+
+
+@pytest.mark.parametrize(("benchmarks", "message"), [(["AMC24"], "no 'AMC24'; there are: AIME24"), (["MATH"], r"no file math500\*")])
+def test_what_is_missing_is_named(benchmarks: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sources(benchmarks, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("trained", "prompt", "tags", "expected", "reason"),
+    [
+        ({}, None, True, ("parallel", 4, "causal"), "a foreign model that knows the tags"),
+        ({}, None, False, ("plain", 0, "causal"), "a causal model without tags"),
+        ({"attention": "structured"}, "bare", True, ("bare", 4, "structured"), "sft tells its attention and prompt"),
+        ({"rollout": {"attention": "structured"}}, "plain", True, ("plain", 4, "structured"), "rl tells it in its rollouts"),
+    ],
+)
+def test_settings_fit_the_checkpoint(trained: dict, prompt: str | None, tags: bool, expected: tuple, reason: str) -> None:
+    fitting = settings(trained, fingerprint(prompt) if prompt else None, tags)
+    config = config_for(RECIPE, "x", sources(["AMC23"], None), fitting, ["evaluate.samples=2"])
+    assert (config.evaluate.prompt, config.evaluate.rollout.max_blocks, config.attention) == expected, reason
+    assert config.evaluate.base_prompt == config.evaluate.prompt and config.evaluate.samples == 2
+
+
+def test_own_overrides_win() -> None:
+    assert config_for(RECIPE, "x", sources(["AMC23"], None), settings({}, None, False), ["evaluate.prompt=bare"]).evaluate.prompt == "bare"
+
+
+@pytest.mark.parametrize("place", ["added_tokens", "vocab"])
+def test_a_tokenizer_tells_whether_it_knows_the_tags(place: str, tmp_path: Path) -> None:
+    vocab = {tag: n for n, tag in enumerate(TAGS)} if place == "vocab" else {}
+    added = [{"content": tag} for tag in TAGS] if place == "added_tokens" else []
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
+    assert knows_tags(tmp_path)
+    path.write_text(json.dumps({"model": {"vocab": {"<Path>": 0}}, "added_tokens": []}))
+    assert not knows_tags(tmp_path)
+
+
+def test_names_of_models(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (tmp_path / "model").mkdir()
+    assert artifact_of(str(tmp_path / "model"), store) is None and artifact_of("owner/name", store) is None
+    with pytest.raises(ConfigError, match="'nothing' is no folder, no hub id"):
+        artifact_of("nothing", store)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("x")
+    ref = store.commit("sft", "0123456789ab", tmp_path / "made")
+    for name in ("sft/0123456789ab", "sft/012345", "0123456789ab", "012345"):
+        assert artifact_of(name, store) == ref
+    store.commit("rl", "012345ffffff", tmp_path / "made")
+    with pytest.raises(ConfigError, match="2 checkpoints in .* begin like this"):
+        artifact_of("012345", store)
+
+
+def without_tags(checkpoint: Path, folder: Path) -> Path:
+    """A copy whose tokenizer never heard of the tags."""
+    shutil.copytree(checkpoint, folder)
+    path = folder / "tokenizer.json"
+    words = json.loads(path.read_text())
+    words["added_tokens"] = [token for token in words["added_tokens"] if token["content"] not in TAGS]
+    path.write_text(json.dumps(words))
+    return folder
+
+
+def test_a_model_without_tags_generates_plainly(project: Project, tmp_path: Path) -> None:
+    project.run("base")
+    [key] = project.keys("base")
+    rows = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(3)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "amc23.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    untagged = without_tags(project.store / "base" / key / "checkpoint", tmp_path / "untagged")
+    small = ["evaluate.samples=2", "evaluate.rollout.max_response_tokens=64", "evaluate.rollout.engine=transformers", f"store={project.store}"]
+    command = [sys.executable, "-m", "flows.evaluate_model", str(untagged), "--benchmarks", "AMC23", "--data", str(tmp_path / "data")]
+    done = subprocess.run([*command, "--set", *small], cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "plain generation without blocks" in done.stdout and "bootstrap best@k" in done.stdout
+    [results] = project.store.glob("evaluate/*/results.json")
+    entry = json.loads(results.read_text())["sets"]["AMC23"]
+    assert (entry["problems"], entry["samples"], entry["metrics"]["parallel_ratio"]["value"]) == (3, 2, 0)
