@@ -67,7 +67,8 @@ def artifact_of(model: str, store: Store) -> ArtifactRef | None:
     if len(found) == 1:
         return found[0]
     if not slash or found:
-        raise ConfigError(f"MODEL: {model!r} is no folder, no hub id (owner/name), and {len(found)} checkpoints in {store.root} begin like this")
+        count = f"{len(found)} checkpoints in {store.root} begin like this"
+        raise ConfigError(f"MODEL: {model!r} is no folder, no hub id (owner/name), and {count}")
     return None
 
 

@@ -350,7 +350,9 @@ def _collection(text: str) -> _Collection | None:
 def _by_values(extracted: str, answer: str, right: str) -> Grade | None:
     """Plain algebra: equal or different at random points."""
     same = same_value(answer, right)
-    return None if same is None else Grade(same, extracted, "values", f"{answer} and {right} {'agree' if same else 'differ'} in their values")
+    if same is None:
+        return None
+    return Grade(same, extracted, "values", f"{answer} and {right} {'agree' if same else 'differ'} in their values")
 
 
 _VERBATIM = re.compile(r"^\d+(?::\d+)+$|^\(?\d+\)?_\{?\d+\}?$")

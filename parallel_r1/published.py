@@ -80,7 +80,7 @@ def other_run(config: PipelineConfig) -> list[str]:
         f"another student than {STUDENT}": getattr(config.student, "name", None) != STUDENT,
         f"budget of {rollout.max_response_tokens} tokens, the paper's is {BUDGET}": rollout.max_response_tokens != BUDGET,
         f"temperature {rollout.temperature:g}, top_p {rollout.top_p:g}; the paper's are 1": (rollout.temperature, rollout.top_p) != (1, 1),
-        f"{rollout.num_paths} paths, {rollout.max_blocks} blocks; the paper's are 2 and 4": (rollout.num_paths, rollout.max_blocks) != (2, 4),
+        f"{rollout.num_paths} paths, {rollout.max_blocks} blocks; the paper's are 2, 4": (rollout.num_paths, rollout.max_blocks) != (2, 4),
     }
     return [reason for reason, applies in checks.items() if applies]
 

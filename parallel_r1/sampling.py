@@ -1,4 +1,4 @@
-r"""Are two expressions equal? Most answers are small algebra (`\frac{3\sqrt{2}}{2}`, `x^2-2x`, `2\pi r`): their values at a few points tell.
+r"""Are two expressions equal? Most answers are small algebra (`\frac{3\sqrt{2}}{2}`, `2\pi r`): their values at a few points tell.
 
 Two expressions that agree to ten digits at three random points are equal; two that differ in the sixth are not. Whatever isn't plain
 algebra (functions, subscripts, decimals, ambiguous spellings such as 1/2x), and whatever lies between, is left to math-verify. `e` and `i`

@@ -30,7 +30,7 @@ def label_of(title: str) -> str:
     return title.removeprefix("evaluate ").removeprefix("prepare ")
 
 
-@stage("report", version=1, show=show_report)
+@stage("report", version=2, show=show_report)
 def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, ArtifactRef]) -> Metrics:
     """One self-contained page of everything that this run made, the same as Markdown, and the results as data."""
     report = build(

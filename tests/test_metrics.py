@@ -10,7 +10,10 @@ import pytest
 from parallel_r1.metrics import best_at_k_bootstrap, holm, majority, paired_difference, pass_at_k, summarise
 
 
-def rollout(problem: str, correct: bool = False, blocks: int = 0, well_formed: bool = True, finish: str = "eos", tokens: int = 10, extracted: str | None = None) -> dict:
+def rollout(
+    problem: str, correct: bool = False, blocks: int = 0, well_formed: bool = True, finish: str = "eos", tokens: int = 10,
+    extracted: str | None = None,
+) -> dict:  # fmt: skip
     return {
         "extracted": extracted,
         "segments": [{"kind": "path"}, {"kind": "path"}, {"kind": "summary"}] * blocks,

@@ -22,7 +22,8 @@ def rows_file(path: Path, wordings: list[str]) -> str:
     shared = DATA / "gsm8k_test_200.jsonl"
     if shared.exists():
         problems = [json.loads(line)["problem"] for line in shared.read_text(encoding="utf-8").splitlines()][: len(wordings)]
-    rows = [{"problem": p, "prompt": [{"role": "user", "content": w.replace("{problem}", p)}]} for p, w in zip(problems, wordings, strict=True)]
+    asked = zip(problems, wordings, strict=True)
+    rows = [{"problem": p, "prompt": [{"role": "user", "content": w.replace("{problem}", p)}]} for p, w in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
@@ -49,7 +50,7 @@ def test_rows_that_tell_no_wording(wordings: list[str], message: str, reason: st
         template(RowsPrompt(path=rows_file(tmp_path / "rows.jsonl", wordings)))
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "can't be read"), ("no place", "stands there 0 times"), ("{problem}" * 2, "2 times")])
+@pytest.mark.parametrize(("content", "message"), [(None, "can't be read"), ("no place", "there 0 times"), ("{problem}" * 2, "2 times")])
 def test_files_that_are_no_wording(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     if content is not None:
@@ -59,7 +60,8 @@ def test_files_that_are_no_wording(content: str | None, message: str, tmp_path: 
 
 
 def test_the_parallel_prompt_explains_what_a_block_is() -> None:
-    for words in ("<Parallel>", "<Path>", "<Summary>", "two or more independent", "no order", "do not refer to each other", "Final Answer:"):
+    ideas = ("two or more independent", "no order", "do not refer to each other", "Right after each block", "as help", "Final Answer:")
+    for words in ("<Parallel>", "<Path>", "<Summary>", *ideas):
         assert words in PARALLEL
 
 
@@ -88,7 +90,7 @@ def test_a_checkpoint_trained_with_another_prompt_is_refused_unless_told() -> No
 @pytest.mark.parametrize(
     ("override", "parts", "reason"),
     [
-        ("evaluate.prompt=plain", ["sft.prompt = 'bare'", "evaluate.prompt = 'plain'", "evaluate.other_prompt: true"], "before hours of work"),
+        ("evaluate.prompt=plain", ["sft.prompt = 'bare'", "evaluate.prompt = 'plain'", "other_prompt: true"], "before hours of work"),
         ("sft.prompt=loud", ["sft.prompt = 'loud'", "'bare', 'plain' or 'parallel'"], "an unknown style, in one line"),
         ("sft.prompt={type: file}", ["sft.prompt.path", "required"], "no path"),
         ("sft.prompt={type: rows, path: x, column: y}", ["sft.prompt.column", "unknown key", "prompt_column"], "an unknown key"),

@@ -388,6 +388,15 @@ def test_a_set_of_another_size_is_no_match(problems: int, samples: int, reasons:
     assert published.other_set("MATH", problems, samples) == reasons
 
 
+def test_another_subset_spoils_only_its_benchmark(papers: ReportInput) -> None:
+    sets = {name: {**entry, "problems": 500} if name == "MATH" else entry for name, entry in papers.evaluations[-1].results["sets"].items()}
+    table = tables.paper([replace(papers.evaluations[-1], results={"sets": sets})], papers.config)
+    assert table and (table.rows[0].cells[-1].text, table.rows[0].cells[-1].note) == (
+        "partly",
+        "MATH: 500 problems, the paper's has 316, a broken subset",
+    )
+
+
 def test_full_and_clean_and_every_estimator(papers: ReportInput, papers_markdown: str) -> None:
     entry = papers.evaluations[0].results["sets"]["AMC23"]
     full, clean = (table_row(papers_markdown, "Ways of counting", f"base (AMC23{part}") for part in (": 40", ", clean: 30"))
