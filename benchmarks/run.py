@@ -10,37 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import statistics
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import grading, in_worker
-from benchmarks.measurement import Measurement
+from benchmarks import cached, grading, in_worker
 from tasks.places import PROJECT
 
 RESULTS = Path(__file__).with_name("results.json")
-REPETITIONS = 5
 
 
-def cached_run_seconds(arguments: list[str]) -> Measurement:
-    """A run in which every stage is in the store already: whole process, Prefect server running; median of five.
-
-    The first run builds what is missing, so run it after `make demo`.
-    """
-    command = [sys.executable, "-m", "flows.run", *arguments]
-    subprocess.run(command, cwd=PROJECT, check=True)
-    seconds = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
-        seconds.append(time.perf_counter() - start)
-    return Measurement(round(statistics.median(seconds), 2), "s", "lower")
-
-
-BENCHMARKS = {"cached_run_seconds": cached_run_seconds, **grading.BENCHMARKS, **in_worker.BENCHMARKS}
+BENCHMARKS = {**cached.BENCHMARKS, **grading.BENCHMARKS, **in_worker.BENCHMARKS}
 
 
 def main() -> None:

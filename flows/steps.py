@@ -50,6 +50,10 @@ class Steps:
 
     def training_sets(self) -> Sets:
         """The problem sets to learn from, without copies of what is measured on."""
+        return self._training
+
+    @cached_property
+    def _training(self) -> Sets:
         prepared = {name: self._prepared(f"train {name}", source) for name, source in self.config.prepare.train.items()}
         real = {name for name, source in self.config.prepare.train.items() if not isinstance(source, MadeUp)}
         return {name: self._decontaminated(f"train {name}", ref) if name in real else ref for name, ref in prepared.items()}
