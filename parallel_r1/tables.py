@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import fsspec
-import pyarrow.parquet
 
 Row = dict[str, Any]
 
@@ -49,6 +48,8 @@ def _read_jsonl(file: BinaryIO) -> list[Row]:
 
 
 def _read_parquet(file: BinaryIO) -> list[Row]:
+    import pyarrow.parquet  # takes a quarter of a second to load, and most runs read no parquet
+
     return pyarrow.parquet.read_table(file).to_pylist()
 
 

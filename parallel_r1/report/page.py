@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from parallel_r1.config import PipelineConfig, ScratchStudent
 from parallel_r1.config import ScriptedTeacher as ScriptedTeacherConfig
-from parallel_r1.report import curves, outcome, rollouts, tables
+from parallel_r1.report import outcome, rollouts, tables
 from parallel_r1.report.inputs import ReportInput
 from parallel_r1.report.numbers import Estimate, estimate, number
 from parallel_r1.report.tables import Table, as_markdown, escape_markdown
@@ -50,6 +50,8 @@ class _Samples:
 
 def build(report: ReportInput) -> Report:
     """Make the report of a run. Raises ValueError naming file and line where a jsonl file of a stage is broken."""
+    from parallel_r1.report import curves  # matplotlib takes half a second to load, and cached runs draw nothing
+
     indexes = [rollouts.index(one.rollouts) for one in report.evaluations]
     found = outcome.changes(report.evaluations, indexes)
     seconds = math.fsum(value for stage in report.stages if math.isfinite(value := number(stage.seconds)))
