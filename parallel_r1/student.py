@@ -75,8 +75,11 @@ def scratch_model(config: ScratchStudent, tokenizer: PreTrainedTokenizerBase, se
     )
 
 
-def hub_student(config: HubStudent, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal checkpoint with the tags added, each with a starting row of its own: the mean of its spelled-out pieces, plus small noise."""
+def hub_student(config: HubStudent, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    """A causal checkpoint with the tags added, each with a starting row of its own: the mean of its spelled-out pieces, plus small noise.
+
+    Also gives the tags that were new to it.
+    """
     options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(config.name, **options)
     model = AutoModelForCausalLM.from_pretrained(config.name, dtype=model_dtype(), use_safetensors=True, **options)
@@ -88,7 +91,7 @@ def hub_student(config: HubStudent, seed: int) -> tuple[PreTrainedModel, PreTrai
     tables = {table.weight.data_ptr(): table.weight for table in (model.get_input_embeddings(), model.get_output_embeddings())}
     for table in tables.values():
         _start_rows(table.data, tokenizer, {tag: pieces[tag] for tag in new}, generator)
-    return model, tokenizer
+    return model, tokenizer, new
 
 
 def _start_rows(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, pieces: dict[str, list[int]], generator: torch.Generator) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 
 from pydantic import TypeAdapter
-from transformers import AutoTokenizer
 
 from parallel_r1 import config as schema
 from parallel_r1 import jobs, student
@@ -56,15 +55,9 @@ def _without_tags(text: str) -> str:
 
 
 def _from_hub(job: jobs.Job, config: HubStudent) -> dict[str, float]:
-    model, tokenizer = student.hub_student(config, job.seed)
+    model, tokenizer, new_tags = student.hub_student(config, job.seed)
     student.save(model, tokenizer, job.out / "checkpoint")
-    new_tags = len(set(TAGS) - set(_own_vocabulary(config)))
-    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), "new_tags": new_tags}
-
-
-def _own_vocabulary(config: HubStudent) -> dict[str, int]:
-    """The tokens that the checkpoint came with."""
-    return AutoTokenizer.from_pretrained(config.name, revision=config.revision, trust_remote_code=config.trust_remote_code).get_vocab()
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), "new_tags": len(new_tags)}
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def without_tags(serialised: str) -> str:
 def test_a_checkpoint_gets_its_tags(tied: bool, tmp_path: Path) -> None:
     start = checkpoint_without_tags(tmp_path / "start", tied)
     before = AutoModelForCausalLM.from_pretrained(start).get_input_embeddings().weight
-    model, tokenizer = student.hub_student(HubStudent(name=str(start)), seed=0)
+    model, tokenizer, new = student.hub_student(HubStudent(name=str(start)), seed=0)
+    assert new == list(TAGS)
     student.save(model, tokenizer, tmp_path / "with_tags")
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "with_tags")
