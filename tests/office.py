@@ -103,10 +103,15 @@ class Office:
         """The stage programs that run now."""
         return list(processes(str(self.state), "parallel_r1."))
 
-    def flow_process(self) -> int:
-        """The one process that executes a flow run now."""
-        [found] = processes("prefect.flow_engine", environment=f"PARALLEL_R1_STATE={self.state}") or processes("prefect", "flow-run", "execute")
-        return found
+    def workers(self, pool: str) -> list[int]:
+        """The worker of a pool."""
+        return processes("worker", "start", f"{pool}-here", environment=f"PARALLEL_R1_STATE={self.state}")
+
+    def flow_processes(self) -> list[int]:
+        """The processes that execute flow runs now: whatever is Prefect's here and neither server nor worker."""
+        here = f"PARALLEL_R1_STATE={self.state}"
+        others = {*processes("server", environment=here), *processes("worker", "start", environment=here)}
+        return [process for process in processes("prefect", environment=here) if process not in others]
 
 
 def processes(*marks: str, environment: str = "") -> list[int]:
