@@ -45,7 +45,8 @@ class Steps:
         stage, key = choice.split("/")
         found = self.run.store.find(stage, key)
         if len(found) != 1:
-            raise ConfigError(f"upstream = {choice!r}: {len(found)} whole artifacts in {self.run.store.root} begin like this; see `make artifacts`")
+            store = self.run.store.root
+            raise ConfigError(f"upstream = {choice!r}: {len(found)} whole artifacts in {store} begin like this; see `make artifacts`")
         return self._keep(f"{stage} {found[0].key[:8]}", found[0])
 
     def training_sets(self) -> Sets:
@@ -120,7 +121,8 @@ class Steps:
         """The student after one more stage of rl."""
         wanted = _part(sets, stage.problems)
         chosen = {"upstream": {"checkpoint": _choice(checkpoint)}, "stages": self.config.rl.index(stage) + 1}
-        return self._keep(f"rl {stage.name}", self._start(reinforce, stage, stage.name, chosen, checkpoint=checkpoint, sets=wanted).result())
+        begun = self._start(reinforce, stage, stage.name, chosen, checkpoint=checkpoint, sets=wanted)
+        return self._keep(f"rl {stage.name}", begun.result())
 
     def measure(self, label: str, checkpoint: ArtifactRef, sets: Sets) -> None:
         """Evaluate a checkpoint beside what the flow does next."""

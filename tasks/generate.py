@@ -29,7 +29,8 @@ def show_trajectories(title: str, ref: ArtifactRef, folder: Path) -> None:
     """The first trajectories, how many there are, what they cost, and how many the grammar accepts."""
     trajectories = read_lines(folder / TRAJECTORIES)
     rows = [{"problem": row["problem"], "text": row["text"]} for row in trajectories[:SHOWN_TRAJECTORIES]]
-    spent = ", ".join(f"{name.replace('_', ' ')}: {total:,}" for name in SPENT if (total := sum(row.get(name) or 0 for row in trajectories)))
+    totals = {name.replace("_", " "): sum(row.get(name) or 0 for row in trajectories) for name in SPENT}
+    spent = ", ".join(f"{name}: {total:,}" for name, total in totals.items() if total)
     size = f"{ref.metrics['trajectories']:.0f} trajectories, {ref.metrics['mean_characters']:.0f} characters each"
     show_table(title, rows, ref, f"{size}. {spent or 'No tokens were counted: the teacher is a script or a file'}")
     show_table(f"{title} acceptance", list(acceptance(trajectories)), ref, "by the grammar alone; `filter` judges answers too")

@@ -144,8 +144,8 @@ def test_killed_with_its_worker_a_run_is_marked_crashed_and_the_next_one_goes_on
     assert state["type"] == "CRASHED" and "No heartbeat" in state["message"]
 
     again = office.start("rl/gpu")  # needs the worker that `make ui` started again, and the slots that the killed run held
-    office.until(lambda: "goes on from the checkpoint" in json.dumps(office.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [again]}}})),
-                 300, "the next run goes on")  # fmt: skip
+    its_log = {"logs": {"flow_run_id": {"any_": [again]}}}
+    office.until(lambda: "goes on from the checkpoint" in json.dumps(office.ask("logs/filter", its_log)), 300, "the next run goes on")
     office.ask(f"flow_runs/{again}/set_state", {"state": {"type": "CANCELLING"}})
     assert office.ended(again, 60)["type"] == "CANCELLED"
     assert not office.programs()
@@ -202,7 +202,7 @@ def test_an_outage_that_lasts_is_a_clear_error_and_the_next_run_goes_on(project:
     assert "cached" in results.values() and "prepare" in finished
 
 
-def test_an_upload_that_broke_off_is_no_artifact_and_goes_on_with_what_is_left(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_broke_off_is_no_artifact_and_goes_on_later(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_R1_STORE_PATIENCE", "3")
     store = Store("s3://torn/x")
     store.filesystem.mkdir("torn")

@@ -63,7 +63,7 @@ def guarded_server(tmp_path: Path) -> Iterator[dict[str, str]]:
     subprocess.run([*command, "stop"], cwd=PROJECT, env=environment, check=True, timeout=60)
 
 
-def test_secrets_are_found_nowhere_in_what_is_written(guarded_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_found_nowhere(guarded_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs, parameters, artifacts of the UI, the database, manifests, job files, what lies on S3; and the password is really asked for."""
     s3 = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     s3.start()
@@ -132,7 +132,8 @@ def test_a_pickle_is_never_stored(tmp_path: Path, name: str) -> None:
 
 def test_weights_are_read_as_safetensors_and_model_code_is_not_run() -> None:
     sources = {path: path.read_text() for path in (PROJECT / "parallel_r1").rglob("*.py")}
-    loads = [(path.name, line) for path, text in sources.items() for line in text.splitlines() if "Model" in line and ".from_pretrained(" in line]
+    lines = [(path.name, line) for path, text in sources.items() for line in text.splitlines()]
+    loads = [(name, line) for name, line in lines if "Model" in line and ".from_pretrained(" in line]
     assert len(loads) >= 4
     assert all("use_safetensors=True" in line for _, line in loads), loads
     trusting = {path.name for path, text in sources.items() if "trust_remote_code" in text}
@@ -159,8 +160,8 @@ HOSTILE = "<script>alert(1)</script> | `code` **bold** [link](http://x) ![i](htt
 def test_model_text_is_text_in_the_ui() -> None:
     shown = as_text(HOSTILE)
     assert not re.search(r"<(?!br>)|[|`*\[\]]", shown), "nothing that Markdown or HTML would act on"
-    row = {"problem": HOSTILE, "answer": HOSTILE, "extracted": HOSTILE, "tokens": 3, "faults": [HOSTILE],
-           "segments": [{"kind": "path", "text": HOSTILE}, {"kind": "path", "text": HOSTILE}, {"kind": "summary", "text": HOSTILE}]}  # fmt: skip
+    segments = [{"kind": kind, "text": HOSTILE} for kind in ("path", "path", "summary")]
+    row = {"problem": HOSTILE, "answer": HOSTILE, "extracted": HOSTILE, "tokens": 3, "faults": [HOSTILE], "segments": segments}
     page = laid_out(row)
     assert "<script" not in page and "](http" not in page
     table = [line for line in page.splitlines() if line.startswith("|")]
