@@ -22,7 +22,7 @@ test: environments  ## run the tests, in both environments
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault"
 	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker; fi
 
-test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, a browser
+test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault
 
 ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
