@@ -145,7 +145,8 @@ def _curves(rows: list[dict[str, float]], names: Sequence[str]) -> str:
     figure = Figure(figsize=(3.2 * columns, 2.3 * lines), layout="constrained")
     for axes, name in zip(figure.subplots(lines, columns, squeeze=False).flat, names, strict=False):
         points = [(row["step"], row[name]) for row in rows if name in row]
-        axes.plot(*zip(*points, strict=True), linewidth=1)
+        marker = "." if len(points) < 30 else None  # a single step is a point, and no line
+        axes.plot(*zip(*points, strict=True), linewidth=1, marker=marker)
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.3)
