@@ -24,6 +24,7 @@ FLAGS = [
 SCREENSHOTS = Path(os.environ.get("CI_OUTPUT") or PROJECT / ".state") / "screenshots"
 
 pytestmark = [
+    pytest.mark.fault,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]
