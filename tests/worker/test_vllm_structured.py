@@ -69,7 +69,7 @@ def test_cached_prefixes_are_used_and_right_whatever_was_cached_before(engine_of
     """The same paths alone, first and second, in every order: their texts share prefixes, their keys and values may not be mixed up."""
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tags = TagIds.from_tokenizer(tokenizer)
-    model, llm = load(tiny), engine_of("vllm", "structured")._llm
+    model, llm = load(tiny), engine_of("vllm", "structured").llm
     generator = torch.Generator().manual_seed(0)
     prompt, a, b, c = (torch.randint(10, 200, (count,), generator=generator).tolist() for count in (40, 33, 35, 31))
 
@@ -100,7 +100,7 @@ def test_cached_prefixes_are_used_and_right_whatever_was_cached_before(engine_of
 
 def test_the_model_tells_vllm_the_layout(engine_of: EngineOf, tiny_tags: TagIds) -> None:
     """Three channels per token, and how far the next token's position is from its index."""
-    worker = engine_of("vllm", "structured")._llm.llm_engine.model_executor.driver_worker
+    worker = engine_of("vllm", "structured").llm.llm_engine.model_executor.driver_worker
     model = worker.model_runner.get_model()
     prompts = ([7], [7, 1, 3], [7, *ONE_PATH, 2, 6], [7, 8, *ONE_PATH, 3, 8, 4], [*ONE_PATH, 3, 4, 3, 7, 7, 4, 2, 5, 8, *ONE_PATH, 3])
     for prompt in prompts:
