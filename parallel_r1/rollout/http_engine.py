@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from parallel_r1.config import Attention, RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
-from parallel_r1.rollout.machine import Completion, Request, Rollout
+from parallel_r1.rollout.machine import NEVER, Completion, Request, Rollout
 
 FIRST_PAUSE = 0.25
 """Seconds before a failing server is asked again; each further pause is twice as long."""
@@ -35,8 +35,6 @@ STRIKES = 6
 ATTEMPTS = 20
 """Failures after which a request is given up, however well the servers answer others."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=600)
-NEVER = -100.0
-"""Logit bias of banned tokens."""
 
 Result = TypeVar("Result")
 

@@ -21,6 +21,9 @@ from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.trajectory import Trajectory
 
+NEVER = -100.0
+"""Logit bias with which vLLM never samples a request's `banned` tokens."""
+
 MIN_PATH_TOKENS = 16
 """A block is opened only where each path could have so many tokens (or `max_path_tokens`, where that is set)."""
 

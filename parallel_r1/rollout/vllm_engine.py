@@ -28,11 +28,8 @@ from vllm.sampling_params import RequestOutputKind
 from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
-from parallel_r1.rollout.machine import Completion, Request, Rollout
+from parallel_r1.rollout.machine import NEVER, Completion, Request, Rollout
 from parallel_r1.rollout.reload import repack_tied_head
-
-NEVER = -100.0
-"""Logit bias of banned tokens."""
 
 
 class VllmEngine:
