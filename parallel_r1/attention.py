@@ -25,6 +25,8 @@ from parallel_r1.markup import TagIds
 from parallel_r1.trajectory import Trajectory
 
 OUTSIDE = -1
+COLUMN = torch.int32
+"""Type of column numbers and positions while they are computed: half the memory traffic of int64 and several times its speed."""
 
 
 # --- where paths begin ----------------------------------------------------------------------------------------------------
@@ -32,7 +34,7 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Paths:
-    """Where each token's block of paths and own path begin, as (batch, width) column indices; OUTSIDE for tokens in no path."""
+    """Where each token's block of paths and own path begin, as (batch, width) int32 columns; OUTSIDE for tokens in no path."""
 
     block_start: Tensor
     """First token of the block's first path."""
@@ -42,8 +44,8 @@ class Paths:
     @classmethod
     def of_trajectories(cls, trajectories: Sequence[Trajectory], width: int) -> Paths:
         """From recorded spans; columns count response tokens."""
-        block_start = torch.full((len(trajectories), width), OUTSIDE)
-        path_start = torch.full((len(trajectories), width), OUTSIDE)
+        block_start = torch.full((len(trajectories), width), OUTSIDE, dtype=COLUMN)
+        path_start = torch.full((len(trajectories), width), OUTSIDE, dtype=COLUMN)
         for row, trajectory in enumerate(trajectories):
             first: dict[int | None, int] = {}
             for span in trajectory.spans:
@@ -58,7 +60,8 @@ class Paths:
 
         `response`: bool, where tags count; a prompt that names the tags must be left out. Expects valid, canonical markup.
         """
-        after = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # the column after each: 0 can mean nowhere, products serve as selections
+        # the column after each: 0 can mean nowhere, and products serve as selections
+        after = torch.arange(1, ids.shape[1] + 1, device=ids.device, dtype=COLUMN)
         starts_path = (ids == tags.path) & response
         opens = (ids == tags.parallel) & nn.functional.pad(starts_path[:, 1:], (0, 1)) & response
         closes = (ids == tags.parallel_end) & response
@@ -116,18 +119,18 @@ class Layout:
 def structured_layout(paths: Paths, real: Tensor) -> Layout:
     """Positions and holes of sequences whose paths are known; `real`: (batch, length) bool, False for padding."""
     inside = paths.path_start >= 0
-    columns = torch.arange(inside.shape[1], device=inside.device)
+    columns = torch.arange(inside.shape[1], device=inside.device, dtype=COLUMN)
     block = (inside & (paths.block_start == columns)).cumsum(1)
     reach = (columns + 1 - paths.path_start) * inside
-    trunk = (real & ~inside).cumsum(1)
-    before = trunk + _longest_paths(paths, inside, block, reach).cumsum(1).gather(1, block - inside.long())
+    trunk = (real & ~inside).cumsum(1, dtype=COLUMN)
+    before = trunk + _longest_paths(paths, inside, block, reach).cumsum(1, dtype=COLUMN).gather(1, block - inside.long())
     positions = (before + reach - 1).clamp_(min=0) * real
-    return Layout(positions, paths.block_start * inside, paths.path_start * inside, real)
+    return Layout(positions.long(), paths.block_start * inside, paths.path_start * inside, real)
 
 
 def _longest_paths(paths: Paths, inside: Tensor, block: Tensor, reach: Tensor) -> Tensor:
     """Tokens of each block's longest path, (batch, blocks + 1); blocks count from 1."""
-    longest = torch.zeros(len(inside), int(block.max()) + 1 if block.numel() else 1, dtype=torch.long, device=inside.device)
+    longest = torch.zeros(len(inside), int(block.max()) + 1 if block.numel() else 1, dtype=COLUMN, device=inside.device)
     starts_next = nn.functional.pad(paths.path_start[:, 1:], (0, 1), value=OUTSIDE)
     row, last = (inside & (starts_next != paths.path_start)).nonzero(as_tuple=True)
     return longest.view(-1).scatter_reduce_(0, row * longest.shape[1] + block[row, last], reach[row, last], "amax").view_as(longest)
@@ -225,7 +228,7 @@ def _causal_inputs(input_ids: Tensor, attention_mask: Tensor, paths: Paths, prom
     block, path = paths.block_start.gather(1, copied), paths.path_start.gather(1, copied)
 
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    copy_positions = (positions.gather(1, block.clamp(min=0)) + copied - path).clamp(min=0)
+    copy_positions = (positions.gather(1, block.clamp(min=0).long()) + copied - path).clamp(min=0)
     labels = _response_labels(input_ids, attention_mask, prompt).masked_fill(needs_copy, -100)
     copy_ids = input_ids.gather(1, copied)
     return ScoringInputs(
