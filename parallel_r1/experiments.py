@@ -1,0 +1,178 @@
+"""Rows of a results table: recipes at several seeds, and what can be said of them together.
+
+A number of a row carries both kinds of doubt: which problems were asked and which seed trained the model. Its 95 % interval resamples
+seeds, and within each drawn seed the problems (hierarchical bootstrap, percentile). Where all seeds were asked the same problems, as on a
+real benchmark, one draw of problems holds for all seeds. With a handful of seeds the interval reaches about from the worst to the best one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_r1.config import PipelineConfig
+from parallel_r1.jobs import read_lines
+
+ROLLOUTS = "rollouts.jsonl"
+RESULTS = "results.json"
+DRAWS = 2_000
+
+Shares = Mapping[str, Mapping[str, float]]
+"""Of one checkpoint: set -> problem -> mean of a measure over the problem's rollouts."""
+Table = Mapping[int, Shares]
+"""Of one recipe, by seed."""
+
+MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "mean": lambda row: row["correct"],
+    "parallel_ratio": lambda row: row["blocks"] > 0,
+    "valid_ratio": lambda row: row["blocks"] > 0 and row["well_formed"],
+    "truncated_ratio": lambda row: row["finish"] == "length",
+    "response_tokens": lambda row: row["tokens"],
+    "critical_path_tokens": lambda row: row["critical_path_tokens"],
+}
+"""What is measured of a rollout; `mean` is the accuracy. `pass@k` beside these: any of a problem's rollouts is right."""
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """One recipe at one seed.
+
+    `evaluations`: titles ("base", "sft", "rl easy", "rl hard", ...), in the order of the run, to local folders with results.json and
+    rollouts.jsonl. `training`: titles of the rl stages to local folders with metrics.jsonl and rollouts.jsonl.
+    """
+
+    recipe: str
+    seed: int
+    config: PipelineConfig
+    evaluations: dict[str, Path]
+    training: dict[str, Path]
+
+    @property
+    def final(self) -> str:
+        """Title of the checkpoint that the row is about: the last one measured."""
+        return list(self.evaluations)[-1]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and problems with its 95 % interval; `by_seed` holds every seed's own."""
+
+    value: float
+    low: float
+    high: float
+    by_seed: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """`after` minus `before` on the same problems and seeds. p: two-sided paired t-test over the seeds' means (NaN below two seeds)."""
+
+    p: float
+    problems: int
+
+
+def by_recipe(runs: Sequence[RowRun]) -> dict[str, list[RowRun]]:
+    """The rows in the order in which their recipes first come, each with its seeds."""
+    rows: dict[str, list[RowRun]] = defaultdict(list)
+    for run in runs:
+        rows[run.recipe].append(run)
+    return {recipe: sorted(found, key=lambda run: run.seed) for recipe, found in rows.items()}
+
+
+def shares(folder: Path, measure: str = "mean") -> Shares:
+    """A measure of one evaluation, by set and problem."""
+    return {name: {problem: values[measure] for problem, values in problems.items()} for name, problems in _measured(folder).items()}
+
+
+@cache
+def _measured(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in read_lines(folder / ROLLOUTS):
+        groups[row["set"], row["problem_id"]].append(row)
+    found: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for (name, problem), rows in groups.items():
+        values = {measure: sum(map(of_row, rows)) / len(rows) for measure, of_row in MEASURES.items()}
+        found[name][problem] = values | {"pass@k": float(any(row["correct"] for row in rows))}
+    return found
+
+
+def table(runs: Sequence[RowRun], measure: str = "mean", sets: Sequence[str] | None = None, title: str | None = None) -> Table:
+    """A measure of the runs of one recipe, by seed: of the checkpoint `title` (runs without one are left out), the final one when left
+    out; on the sets named, on all when left out."""
+    found = {}
+    for run in runs:
+        wanted = title or run.final
+        if wanted in run.evaluations:
+            all_sets = shares(run.evaluations[wanted], measure)
+            found[run.seed] = {name: all_sets[name] for name in (all_sets if sets is None else sets)}
+    return found
+
+
+def estimate(of: Table, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """The mean, every seed and every set with equal weight, with its interval over problems and seeds."""
+    by_seed = {number: _mean(found) for number, found in of.items()}
+    if not by_seed:
+        return Estimate(math.nan, math.nan, math.nan, {})
+    low, high = np.quantile(_resampled(of, draws, seed), (0.025, 0.975))
+    return Estimate(float(np.mean(list(by_seed.values()))), float(low), float(high), by_seed)
+
+
+def paired_difference(before: Table, after: Table, draws: int = DRAWS, seed: int = 0) -> Difference | None:
+    """Compare two recipes, or two checkpoints of one, problem by problem within each seed that both have; None where they share none."""
+    gains = {number: _gains(before[number], after[number]) for number in before if number in after}
+    gains = {number: found for number, found in gains.items() if found}
+    if not gains:
+        return None
+    mean = estimate(gains, draws, seed)
+    problems = sum(len(found) for sets in gains.values() for found in sets.values())
+    return Difference(mean.value, mean.low, mean.high, mean.by_seed, p_over_seeds(list(mean.by_seed.values())), problems)
+
+
+def p_over_seeds(gains: Sequence[float]) -> float:
+    """Two-sided t-test of the seeds' mean gains against none; NaN below two seeds or where all are the same."""
+    from scipy.stats import ttest_1samp  # takes half a second to import
+
+    return float(ttest_1samp(gains, 0.0).pvalue) if len(set(gains)) > 1 else math.nan
+
+
+def _gains(before: Shares, after: Shares) -> dict[str, dict[str, float]]:
+    gains = {
+        name: {problem: after[name][problem] - value for problem, value in found.items() if problem in after[name]}
+        for name, found in before.items()
+        if name in after
+    }
+    return {name: found for name, found in gains.items() if found}
+
+
+def _mean(of: Shares) -> float:
+    return float(np.mean([np.mean(list(problems.values())) for problems in of.values()]))
+
+
+def _resampled(of: Table, draws: int, seed: int) -> np.ndarray:
+    """Means of `draws` resamples: as many seeds as there are, with replacement, then each one's problems, with replacement."""
+    rng = np.random.default_rng(seed)
+    seeds = list(of)
+    drawn = rng.integers(0, len(seeds), size=(draws, len(seeds)))
+    asked_alike = len({tuple((name, *problems) for name, problems in of[number].items()) for number in seeds}) == 1
+    alike = _draw_problems(rng, of[seeds[0]], draws) if asked_alike else None
+    total = np.zeros(draws)
+    for slot in range(len(seeds)):
+        means = np.stack([_means(of[number], alike or _draw_problems(rng, of[number], draws)) for number in seeds])
+        total += means[drawn[:, slot], np.arange(draws)]
+    return total / len(seeds)
+
+
+def _draw_problems(rng: np.random.Generator, of: Shares, draws: int) -> dict[str, np.ndarray]:
+    return {name: rng.integers(0, len(problems), size=(draws, len(problems))) for name, problems in of.items()}
+
+
+def _means(of: Shares, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Per draw, the mean over sets of the mean over the drawn problems."""
+    return np.mean([np.array(list(problems.values()))[drawn[name]].mean(axis=1) for name, problems in of.items()], axis=0)
