@@ -126,12 +126,11 @@ def estimate(of: Table, draws: int = DRAWS, seed: int = 0) -> Estimate:
 
 def paired_difference(before: Table, after: Table, draws: int = DRAWS, seed: int = 0) -> Difference | None:
     """Compare two recipes, or two checkpoints of one, problem by problem within each seed that both have; None where they share none."""
-    gains = {number: _gains(before[number], after[number]) for number in before if number in after}
-    gains = {number: found for number, found in gains.items() if found}
-    if not gains:
+    found = gains(before, after)
+    if not found:
         return None
-    mean = estimate(gains, draws, seed)
-    problems = sum(len(found) for sets in gains.values() for found in sets.values())
+    mean = estimate(found, draws, seed)
+    problems = sum(len(by_problem) for sets in found.values() for by_problem in sets.values())
     return Difference(mean.value, mean.low, mean.high, mean.by_seed, p_over_seeds(list(mean.by_seed.values())), problems)
 
 
@@ -142,13 +141,19 @@ def p_over_seeds(gains: Sequence[float]) -> float:
     return float(ttest_1samp(gains, 0.0).pvalue) if len(set(gains)) > 1 else math.nan
 
 
+def gains(before: Table, after: Table) -> Table:
+    """`after` minus `before`, problem by problem, for the seeds that both have."""
+    found = {number: _gains(before[number], after[number]) for number in before if number in after}
+    return {number: sets for number, sets in found.items() if sets}
+
+
 def _gains(before: Shares, after: Shares) -> dict[str, dict[str, float]]:
-    gains = {
-        name: {problem: after[name][problem] - value for problem, value in found.items() if problem in after[name]}
-        for name, found in before.items()
+    found = {
+        name: {problem: after[name][problem] - value for problem, value in values.items() if problem in after[name]}
+        for name, values in before.items()
         if name in after
     }
-    return {name: found for name, found in gains.items() if found}
+    return {name: values for name, values in found.items() if values}
 
 
 def _mean(of: Shares) -> float:

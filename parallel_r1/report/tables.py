@@ -164,12 +164,13 @@ def _difference(change: Change | None) -> Cell:
     span = f"{signed(one.low * 100)} to {signed(one.high * 100)}" if one.bounded else ""
     note = "too few problems" if few else f"{span}{'' if change.paired else ' unpaired'}"
     if change.paired and not few:
-        note += f"\np {_p(change.p)}, Holm {_p(change.p_holm)}"
+        note += f"\np {p_value(change.p)}, Holm {p_value(change.p_holm)}"
     arrow = {"higher": "▲ ", "lower": "▼ "}.get(change.verdict, "")
     return Cell(f"{arrow}{signed(one.value * 100)}", note, change.verdict.replace("not shown", ""))
 
 
-def _p(value: float) -> str:
+def p_value(value: float) -> str:
+    """A p-value as it is printed."""
     return "< 0.001" if value < 0.001 else written(value, 3)
 
 
