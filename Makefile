@@ -9,7 +9,7 @@ WORKER := .venv/worker/bin/python
 export DATA
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc test-faults environments reasoning-gym
+.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ artifacts: environments  ## list the store: size, age, what was made from each; 
 
 lineage: environments  ## ARTIFACT=stage/key: what it was made from, as a tree
 	@$(ORCHESTRATOR) -m flows.artifacts lineage $(ARTIFACT) $(CONFIG) --set $(SET)
+
+dry-run: .venv/orchestrator/.done  ## print the stages of CONFIG in order, and what of them is in the store; runs nothing
+	@$(ORCHESTRATOR) -m flows.dry_run $(CONFIG) --set $(SET)
 
 gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more); APPLY=1 removes it
 	@$(ORCHESTRATOR) -m flows.artifacts gc $(CONFIG) --set $(SET) --keep $(KEEP) $(if $(APPLY),--apply)

@@ -66,6 +66,14 @@ def pipeline(
 
 def tell(steps: Steps) -> dict[str, ArtifactRef]:
     """The story."""
+    train(steps)
+    steps.measured()
+    steps.report()
+    return steps.built
+
+
+def train(steps: Steps) -> None:
+    """The story without its end: every checkpoint is trained, and being measured."""
     config = steps.config
     training, held_out = steps.training_sets(), steps.held_out_sets()
 
@@ -81,9 +89,6 @@ def tell(steps: Steps) -> dict[str, ArtifactRef]:
     for stage in config.rl:
         student = steps.reinforce(stage, student, training)
         steps.measure(f"rl {stage.name}", student, held_out)
-
-    steps.measured()
-    return {**steps.built, "report": steps.report()}
 
 
 def until_whole(story: Callable[[], Told]) -> Told:

@@ -74,7 +74,7 @@ class Steps:
         if config is None or all(isinstance(sources[name], MadeUp) for name in self._held_out):
             return training
         tests = {name: ref for name, ref in self._held_out.items() if not isinstance(sources[name], MadeUp)}
-        self._compared[label] = self._keep(f"decontaminate {label}", decontaminate(self.run, config, label, training=training, tests=tests))
+        self._compared[label] = self._make(f"decontaminate {label}", decontaminate, config, label, training=training, tests=tests)
         return self._compared[label]
 
     @cached_property
@@ -82,10 +82,10 @@ class Steps:
         """The test items that anything in this run gives away; nothing where nothing was compared."""
         if not self._compared:
             return {}
-        return {"items": self._keep("overlap", collect_overlap(self.run, None, training=self._compared, tests=self._held_out))}
+        return {"items": self._make("overlap", collect_overlap, None, training=self._compared, tests=self._held_out)}
 
     def _prepared(self, label: str, source: object) -> ArtifactRef:
-        return self._keep(f"prepare {label}", prepare_problems(self.run, source, label))
+        return self._make(f"prepare {label}", prepare_problems, source, label)
 
     def base(self, sets: Sets) -> Later:
         """The base model, made beside what the flow does next."""
@@ -99,7 +99,7 @@ class Steps:
         if config is None:
             raise ConfigError("generate: null: this recipe has no teacher and no cold start")
         wanted = _part(sets, config.problems) if config.teacher.type in ("scripted", "openai") else {}
-        return self._keep("generate", write_trajectories(self.run, config, sets=wanted))
+        return self._make("generate", write_trajectories, config, sets=wanted)
 
     def trajectories(self, sets: Sets) -> ArtifactRef:
         """Of what the teacher wrote, what the student learns from."""
@@ -110,7 +110,7 @@ class Steps:
 
     def filtered(self, written: ArtifactRef) -> ArtifactRef:
         """The trajectories that pass the filter."""
-        return self._keep("filter", filter_trajectories(self.run, self.config.filter, trajectories=written))
+        return self._make("filter", filter_trajectories, self.config.filter, trajectories=written)
 
     def cold_start(self, base: ArtifactRef, trajectories: ArtifactRef) -> ArtifactRef:
         """The student after sft."""
@@ -138,11 +138,15 @@ class Steps:
 
     def report(self) -> ArtifactRef:
         """The page about everything built so far."""
-        return write_report(self.run, self.config, stages=self.built)
+        return self._make("report", write_report, self.config, stages=dict(self.built))
 
     def keep_base(self, future: Later) -> ArtifactRef:
         """The base model, once it is there."""
         return self._keep("base", future.result())
+
+    def _make(self, title: str, stage: Stage, config: Any, label: str = "", **inputs: ArtifactRef | Sets) -> ArtifactRef:
+        """A stage carried out now."""
+        return self._keep(title, stage(self.run, config, label, **inputs))
 
     def _start(self, stage: Stage, config: Any, label: str, chosen: Mapping[str, Any], **inputs: ArtifactRef | Sets) -> Later:
         """A stage that needs a model, begun. `chosen`: how the form of its own deployment asks for the same artifact."""

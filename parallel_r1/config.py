@@ -1,8 +1,8 @@
 """The schema of a run: one class per stage; the defaults are the paper's values (arXiv 2509.07980), each field names its source.
 
-`load(path, overrides)` reads a YAML file that holds only what differs from these defaults, or from the file that it `extends`. `${NAME}` in
-a value is replaced from the environment. Whatever is wrong with a file is raised as one `ConfigError` that names the file, the field, the
-value and the way out.
+`load(path, overrides)` reads a YAML file that holds only what differs from these defaults, or from the file that it `extends`; `rl_defaults`
+holds what all of its rl stages share. `${NAME}` in a value is replaced from the environment. Whatever is wrong with a file is raised as one
+`ConfigError` that names the file, the field, the value and the way out.
 """
 
 from __future__ import annotations
@@ -571,7 +571,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Pipelin
     Raises ConfigError with one line per fault.
     """
     path = Path(path)
-    raw = _read(path)
+    raw = _fill_stages(_read(path), path)
     for override in overrides:
         _apply(raw, override)
     return parse(raw, str(path))
@@ -579,6 +579,20 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Pipelin
 
 EXTENDS = "extends"
 """Top-level key of a file that holds only what differs from another one, named relative to it."""
+
+
+RL_DEFAULTS = "rl_defaults"
+"""Top-level key of a file: what every entry of its `rl` says unless it says otherwise. Lists are replaced as a whole by the file that extends
+another, so what all stages of all recipes share stands here."""
+
+
+def _fill_stages(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    defaults, stages = raw.pop(RL_DEFAULTS, {}), raw.get("rl")
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"{path}: {RL_DEFAULTS} = {defaults!r}: a mapping of fields of an rl stage")
+    if not defaults or not isinstance(stages, list):
+        return raw
+    return {**raw, "rl": [_merge(defaults, stage) if isinstance(stage, dict) else stage for stage in stages]}
 
 
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -25,7 +25,7 @@ RESULTS = "results.json"
 DRAWS = 2_000
 
 Shares = Mapping[str, Mapping[str, float]]
-"""Of one checkpoint: set -> problem -> mean of a measure over the problem's rollouts."""
+"""Of one checkpoint: set -> text of a problem -> mean of a measure over its rollouts (an id may name another problem at another seed)."""
 Table = Mapping[int, Shares]
 """Of one recipe, by seed."""
 
@@ -95,7 +95,7 @@ def shares(folder: Path, measure: str = "mean") -> Shares:
 def _measured(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in read_lines(folder / ROLLOUTS):
-        groups[row["set"], row["problem_id"]].append(row)
+        groups[row["set"], row["problem"]].append(row)
     found: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for (name, problem), rows in groups.items():
         values = {measure: sum(map(of_row, rows)) / len(rows) for measure, of_row in MEASURES.items()}

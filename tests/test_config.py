@@ -139,9 +139,29 @@ def test_a_file_holds_what_differs_from_the_one_it_extends(changes: str, path: s
     assert ([stage.name for stage in found] if path == "rl" else found) == expected, reason
 
 
+DEFAULTS = "rl_defaults: {steps: 7, problems: {a: 1.0}, rollout: {max_blocks: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected", "reason"),
+    [
+        ("{name: x}", (7, 1, 2), "what an entry leaves out"),
+        ("{name: x, steps: 9}", (9, 1, 2), "what an entry says wins"),
+        ("{name: x, rollout: {num_paths: 3}}", (7, 1, 3), "mappings are merged"),
+    ],
+)
+def test_rl_defaults_hold_for_every_stage_of_every_file_that_extends_theirs(
+    entry: str, expected: tuple[int, ...], reason: str, tmp_path: Path
+) -> None:
+    config = load(write(tmp_path, base=BASE, middle=f"extends: base.yaml\n{DEFAULTS}", top=f"extends: middle.yaml\nrl: [{entry}]"))
+    [stage] = config.rl
+    assert (stage.steps, stage.rollout.max_blocks, stage.rollout.num_paths) == expected, reason
+
+
 @pytest.mark.parametrize(
     ("texts", "parts", "reason"),
     [
+        ({"top": "rl_defaults: [1]"}, ["top.yaml: rl_defaults = [1]", "a mapping"], "no mapping"),
         ({"top": "extends: gone.yaml"}, ["gone.yaml: no such file", "named by `extends` in", "top.yaml"], "both files are named"),
         ({"top": "extends: top.yaml"}, ["top.yaml: extends = 'top.yaml'", "circle"], "itself"),
         ({"a": "extends: ./top.yaml", "top": "extends: a.yaml"}, ["a.yaml: extends", "circle", "top.yaml -> "], "by way of another"),
