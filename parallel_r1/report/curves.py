@@ -164,7 +164,7 @@ def _in_words(series: Series, log: bool) -> str:
 
 @rc_context(_LITERAL_TEXT)
 def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], top: float | None, log: bool) -> str:
-    figure, axes = _axes()
+    figure, axes = new_axes()
     for one in series:
         for steps, values in one.pieces:
             _line(axes, steps, np.where(values > 0, values, np.nan) if log else values, COLOURS[one.tone], smooth=not log)
@@ -178,9 +178,9 @@ def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.set_xlim(0, max(steps.max() for steps, _ in series[0].pieces) + 0.5)
-    _mark_stages(axes, marks)
+    mark_stages(axes, marks)
     axes.set_xlabel("step", color=COLOURS["ink"], fontsize=FONT, labelpad=2)
-    return _svg(figure, title)
+    return as_svg(figure, title)
 
 
 def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, smooth: bool) -> None:
@@ -202,7 +202,7 @@ def _log_axis(axes: Axes, values: np.ndarray) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"1e{round(math.log10(value))}".replace("-", "−")))
 
 
-def _mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
+def mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
     """A dotted line where a stage ends, and the names of the stages that are wide enough to hold one."""
     if len(marks) < 2:
         return
@@ -218,7 +218,7 @@ def _mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
 
 @rc_context(_LITERAL_TEXT)
 def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
-    figure, axes = _axes()
+    figure, axes = new_axes()
     places = np.arange(len(points))
     values = [one.value * 100 for _, one in points]
     axes.plot(places, values, color=COLOURS["line"], lw=1, alpha=0.4, clip_on=False)
@@ -234,14 +234,15 @@ def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
     axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set_xticks(places, [_short(label) for label, _ in points])
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    return _svg(figure, f"accuracy {name}")
+    return as_svg(figure, f"accuracy {name}")
 
 
 def _short(label: str) -> str:
     return label if len(label) <= 12 else f"{label[:11]}…"
 
 
-def _axes() -> tuple[Figure, Axes]:
+def new_axes() -> tuple[Figure, Axes]:
+    """An empty panel in the page's look."""
     figure = Figure(figsize=(4.4, 2.3))
     axes = figure.add_axes((0.115, 0.19, 0.86, 0.69))
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -259,7 +260,7 @@ def _running_mean(values: np.ndarray) -> np.ndarray:
     return np.array([np.nanmean(window) if np.isfinite(window).any() else np.nan for window in windows])
 
 
-def _svg(figure: Figure, title: str) -> str:
+def as_svg(figure: Figure, title: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, text in the page's font, colours of the page."""
     name = "p" + hashlib.sha256(title.encode("utf-8", "replace")).hexdigest()[:8]
     out = io.StringIO()

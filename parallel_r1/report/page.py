@@ -70,7 +70,7 @@ def build(report: ReportInput) -> Report:
         "gap": curves.largest_gap(report.curves),
         "samples": [_samples(report, place, found_rows) for place, found_rows in enumerate(indexes)],
     }
-    html, markdown = _template().render(**shown, **pictures), _markdown(**shown)
+    html, markdown = template("report.html.j2").render(**shown, **pictures), _markdown(**shown)
     return Report(rollouts.encodable(html), rollouts.encodable(markdown), results(report))
 
 
@@ -149,10 +149,11 @@ def _markdown_section(table: Table | None) -> list[str]:
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A page's template, with everything escaped but our own SVG."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["svg"] = Markup
     environment.tests["block"] = lambda part: isinstance(part, rollouts.Block)
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
