@@ -1,7 +1,9 @@
 # Everything a person does here. `make help` lists it.
-# CONFIG: which run. SET: dotted overrides, such as SET="rl.0.steps=5 store=s3://bucket/x". DATA: a folder that recipes name as ${DATA}.
+# CONFIG: which run; RECIPES, SEEDS: which experiments. SET: dotted overrides, such as SET="rl.0.steps=5 store=s3://bucket/x". DATA: a folder that recipes name as ${DATA}.
 CONFIG ?= pipeline_config.yaml
 SET ?=
+RECIPES ?= recipes/tiny/*.yaml
+SEEDS ?= 3
 STATE := $(abspath $(or $(PARALLEL_R1_STATE),.state))
 PYTHON := python3.11
 ORCHESTRATOR := .venv/orchestrator/bin/python
@@ -11,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
-.PHONY: help demo test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu
+.PHONY: help demo experiments test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,6 +37,9 @@ serve: ui  ## the same
 ask: export ASK_PROBLEM = $(value PROBLEM)
 ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
 	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
+
+experiments: environments  ## rows of a results table at several seeds, one page about all: RECIPES="recipes/tiny/*.yaml" SEEDS=3
+	@$(ORCHESTRATOR) -m flows.run_experiments $(RECIPES) --seeds $(SEEDS) --set $(SET)
 
 evaluate: environments  ## MODEL=folder, hub id or artifact key, BENCHMARKS="AIME24 AMC23", DATA=folder (files instead of the hub)
 	@$(ORCHESTRATOR) -m flows.evaluate_model '$(MODEL)' --benchmarks $(BENCHMARKS) $(if $(DATA),--data $(DATA)) --config $(CONFIG) --set $(SET)

@@ -172,6 +172,8 @@ DESCRIPTIONS = {
     "overrides": "dotted fields that differ from the recipe, such as sft.max_steps=10 or sft.max_steps=null; they win over the form",
     "force": "build it anew even when the store has it",
     "upstream": "which artifacts to start from",
+    "recipes": "the rows of the table: config files, each with a name of its own",
+    "seeds": "how many seeds, from 0 on; an interval over seeds needs two at least",
     "stages": "how many stages of the curriculum to run; all when left out",
     "place": "here: every stage in this run's process; pools: stages that need a model as runs of their own in the pool `gpu`",
 }

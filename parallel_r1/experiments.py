@@ -117,7 +117,7 @@ def table(runs: Sequence[RowRun], measure: str = "mean", sets: Sequence[str] | N
 
 def estimate(of: Table, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """The mean, every seed and every set with equal weight, with its interval over problems and seeds."""
-    by_seed = {number: _mean(found) for number, found in of.items()}
+    by_seed = means(of)
     if not by_seed:
         return Estimate(math.nan, math.nan, math.nan, {})
     low, high = np.quantile(_resampled(of, draws, seed), (0.025, 0.975))
@@ -156,28 +156,23 @@ def _gains(before: Shares, after: Shares) -> dict[str, dict[str, float]]:
     return {name: values for name, values in found.items() if values}
 
 
-def _mean(of: Shares) -> float:
-    return float(np.mean([np.mean(list(problems.values())) for problems in of.values()]))
+def means(of: Table) -> dict[int, float]:
+    """Every seed's mean, every set with equal weight."""
+    return {number: float(np.mean([np.mean(list(problems.values())) for problems in sets.values()])) for number, sets in of.items()}
 
 
 def _resampled(of: Table, draws: int, seed: int) -> np.ndarray:
     """Means of `draws` resamples: as many seeds as there are, with replacement, then each one's problems, with replacement."""
     rng = np.random.default_rng(seed)
     seeds = list(of)
-    drawn = rng.integers(0, len(seeds), size=(draws, len(seeds)))
+    values = [[np.array(list(problems.values())) for problems in of[number].values()] for number in seeds]
     asked_alike = len({tuple((name, *problems) for name, problems in of[number].items()) for number in seeds}) == 1
-    alike = _draw_problems(rng, of[seeds[0]], draws) if asked_alike else None
+    shared = [rng.integers(0, len(one), size=(draws, len(one))) for one in values[0]] if asked_alike else None
     total = np.zeros(draws)
-    for slot in range(len(seeds)):
-        means = np.stack([_means(of[number], alike or _draw_problems(rng, of[number], draws)) for number in seeds])
-        total += means[drawn[:, slot], np.arange(draws)]
+    for drawn in rng.integers(0, len(seeds), size=(len(seeds), draws)):
+        for place in range(len(seeds)):
+            mine = np.flatnonzero(drawn == place)
+            for which, one in enumerate(values[place]):
+                asked = shared[which][mine] if shared else rng.integers(0, len(one), size=(len(mine), len(one)))
+                total[mine] += one[asked].mean(axis=1) / len(values[place])
     return total / len(seeds)
-
-
-def _draw_problems(rng: np.random.Generator, of: Shares, draws: int) -> dict[str, np.ndarray]:
-    return {name: rng.integers(0, len(problems), size=(draws, len(problems))) for name, problems in of.items()}
-
-
-def _means(of: Shares, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Per draw, the mean over sets of the mean over the drawn problems."""
-    return np.mean([np.array(list(problems.values()))[drawn[name]].mean(axis=1) for name, problems in of.items()], axis=0)

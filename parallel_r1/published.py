@@ -73,6 +73,12 @@ def row_for(label: str, last: bool, config: PipelineConfig) -> Published | None:
     return next((row for row in reversed(ROWS) if row.recipe == recipe), None)
 
 
+def row_of(recipe: str) -> Published | None:
+    """The paper's row of a recipe, ablations included; of two versions the later."""
+    rows = (*reversed(ROWS), *ABLATIONS)
+    return next((row for row in rows if row.recipe.removeprefix("ablation_") == recipe), None)
+
+
 def other_run(config: PipelineConfig) -> list[str]:
     """Why no number of a run can be compared with the paper's."""
     rollout = config.evaluate.rollout

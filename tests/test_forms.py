@@ -8,6 +8,7 @@ import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from flows import stages
+from flows.experiments import experiments
 from flows.forms import (
     SHIPPED,
     EvaluateForm,
@@ -27,7 +28,7 @@ from tasks.places import PROJECT
 FLOWS = {
     flow.name: flow
     for flow in (
-        pipeline, stages.prepare, stages.base, stages.generate, stages.filter_trajectories, stages.sft, stages.rl, stages.evaluate,
+        pipeline, experiments, stages.prepare, stages.base, stages.generate, stages.filter_trajectories, stages.sft, stages.rl, stages.evaluate,
         stages.report,
     )
 }  # fmt: skip

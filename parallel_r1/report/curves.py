@@ -41,7 +41,7 @@ GAP_REGIONS = {"main": ("main", "main"), "path_1": ("path 1", "path"), "path_n":
 
 SMOOTH_FROM = 20
 FONT = 10.5
-_LITERAL_TEXT = {"text.parse_math": False}
+LITERAL_TEXT = {"text.parse_math": False}
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _in_words(series: Series, log: bool) -> str:
 # --- drawing --------------------------------------------------------------------------------------------------------------
 
 
-@rc_context(_LITERAL_TEXT)
+@rc_context(LITERAL_TEXT)
 def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], top: float | None, log: bool) -> str:
     figure, axes = new_axes()
     for one in series:
@@ -216,7 +216,7 @@ def mark_stages(axes: Axes, marks: Sequence[tuple[int, str]]) -> None:
             axes.text(start + 0.5, 1.03, f" {_short(label)}", transform=where, color=COLOURS["ink"], fontsize=FONT, va="bottom")
 
 
-@rc_context(_LITERAL_TEXT)
+@rc_context(LITERAL_TEXT)
 def _dots(name: str, points: Sequence[tuple[str, Estimate]]) -> str:
     figure, axes = new_axes()
     places = np.arange(len(points))

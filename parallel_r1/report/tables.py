@@ -340,7 +340,7 @@ def results_table(evaluations: Sequence[Evaluation]) -> str:
         if sum(max(map(len, one)) + 2 for one in (*line, column)) > MAX_WIDTH:
             blocks, line = [*blocks, line], [labels]
         line.append(column)
-    text = "\n\n".join(_block(block, widest) for block in (*blocks, line))
+    text = "\n\n".join(aligned(block, widest) for block in (*blocks, line))
     return f"{text}\n\npercent, ± half of the 95 % interval over problems; shares of blocks and cuts: mean over sets"
 
 
@@ -353,7 +353,8 @@ def _text_cell(one: Estimate) -> str:
     return f"{one.percent()} ±{written(one.half * 100)}" if one.bounded else one.percent()
 
 
-def _block(columns: Sequence[Sequence[str]], first: int) -> str:
+def aligned(columns: Sequence[Sequence[str]], first: int) -> str:
+    """Columns of text as lines; the first is `first` wide, the others hold numbers."""
     widths = [first, *(max(map(len, column)) for column in columns[1:])]
     lines = []
     for row in zip(*columns, strict=True):

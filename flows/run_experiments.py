@@ -1,0 +1,67 @@
+"""Run a table of experiments from the command line.
+
+    python -m flows.run_experiments recipes/tiny/*.yaml --seeds 3 --set store=s3://bucket/prefix
+
+Starts a local Prefect server if none answers, shows how far every stage is, and prints the table and where the page lies.
+Exit codes: 0 done, 1 a row failed, 2 a config can't be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from flows import server
+from parallel_r1.config import ConfigError, load
+from tasks.places import PROJECT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.run_experiments", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("recipes", nargs="+", help="config files, one per row of the table, such as recipes/tiny/*.yaml")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every recipe")
+    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    recipes = [os.path.relpath(PROJECT / recipe, PROJECT) for recipe in options.recipes]
+    try:
+        for recipe in recipes:
+            load(os.path.relpath(PROJECT / recipe), options.overrides)
+        url = server.ensure().removesuffix("/api")
+    except (ConfigError, server.ServerError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # we say ourselves how far it is; the UI has every line
+    code = _run(recipes, options.seeds, options.overrides)
+    print(f"UI         {url}\n{time.monotonic() - start:.0f} s", flush=True)
+    return code
+
+
+def _run(recipes: list[str], seeds: int, overrides: list[str]) -> int:
+    from flows.experiments import experiments  # imports prefect, which reads its environment then
+    from parallel_r1.report.combined import as_text
+    from tasks.evaluate import RESULTS
+    from tasks.report import PAGE
+    from tasks.stage import Run
+
+    try:
+        page = experiments(recipes, seeds, overrides)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
+        return 130
+    except Exception as error:  # the traceback is in the UI's log; a person at the terminal needs the reason
+        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here.", file=sys.stderr)
+        return 1
+    run = Run.of(load(os.path.relpath(PROJECT / recipes[0]), overrides))
+    results = run.store.localise(page, run.state / "cache", RESULTS) / RESULTS
+    print(f"\n{as_text(json.loads(results.read_text(encoding='utf-8')))}\n\nreport     {page.uri}/{PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
