@@ -1,0 +1,222 @@
+"""Rows over seeds: statistics with known answers, the page about them, and the flow that makes both."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import PROJECT, TINY, Project
+
+from parallel_r1.config import PipelineConfig
+from parallel_r1.experiments import RowRun, Table, estimate, means, p_over_seeds, paired_difference, table
+from parallel_r1.report.combined import Experiments, as_text, build
+
+SMOKE = {"value": 0.5, "low": 0.4, "high": 0.6}
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------------
+
+
+def of(*seeds: dict[str, list[float]], asked: str = "other") -> Table:
+    """A table from the values of each set, seed by seed; `asked`: the same problems at every seed, or other ones."""
+    return {
+        seed: {name: {f"{name} {place}{f' of {seed}' * (asked == 'other')}": value for place, value in enumerate(values)} for name, values in sets.items()}
+        for seed, sets in enumerate(seeds)
+    }
+
+
+COIN = [0.0, 1.0] * 50
+
+
+@pytest.mark.parametrize(("found", "value", "low", "high", "reason"), [
+    (of({"a": [0.5] * 9}, {"a": [0.5] * 9}), 0.5, 0.5, 0.5, "no spread, no width"),
+    (of({"a": COIN}), 0.5, 0.40, 0.60, "one seed: the binomial interval over problems, 1.96 x sqrt(0.25 / 100)"),
+    (of({"a": COIN}, {"a": COIN}, {"a": COIN}, {"a": COIN}), 0.5, 0.45, 0.55, "four seeds, other problems each: half as wide"),
+    (of(*[{"a": COIN}] * 4, asked="same"), 0.5, 0.40, 0.60, "four seeds, the same problems: no narrower, as nothing new was asked"),
+    (of({"a": [0.2] * 9}, {"a": [0.5] * 9}, {"a": [0.8] * 9}), 0.5, 0.2, 0.8, "three seeds without spread inside: from the worst to the best"),
+    (of({"a": [1.0] * 90, "b": [0.0] * 10}), 0.5, 0.5, 0.5, "sets count alike, whatever their size"),
+])  # fmt: skip
+def test_intervals_with_known_answers(found: Table, value: float, low: float, high: float, reason: str) -> None:
+    one = estimate(found)
+    assert one.value == pytest.approx(value), reason
+    assert (one.low, one.high) == pytest.approx((low, high), abs=0.012), reason
+
+
+def test_nine_of_ten_intervals_hold_the_truth_when_seeds_and_problems_both_vary() -> None:
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        levels = np.clip(0.6 + rng.normal(0, 0.04, 8), 0, 1)
+        found = of(*({"a": list((rng.random(60) < level).astype(float))} for level in levels))
+        one = estimate(found, draws=400)
+        held += one.low <= 0.6 <= one.high
+    assert 0.86 <= held / 200 <= 0.98, "eight seeds are few: a little less than 95 %"
+
+
+def test_a_difference_is_paired_within_seeds() -> None:
+    before = of({"a": COIN}, {"a": COIN}, {"a": COIN})
+    after = {seed: {"a": {problem: value + 0.1 * (seed + 1) for problem, value in sets["a"].items()}} for seed, sets in before.items()}
+    found = paired_difference(before, after)
+    assert found and found.value == pytest.approx(0.2)
+    assert (found.low, found.high) == pytest.approx((0.1, 0.3)), "problems gain alike, so only the seeds spread"
+    assert found.by_seed == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3}) and found.problems == 300
+    assert found.p == pytest.approx(0.0742, abs=1e-4), "t = 0.2 / (0.1 / sqrt 3) = 3.46 at two degrees of freedom"
+
+
+def test_a_difference_takes_what_both_have() -> None:
+    before, after = of({"a": [0.0, 0.0]}, {"a": [0.0]}), of({"a": [1.0]})
+    found = paired_difference(before, after)
+    assert found and (found.value, found.problems, list(found.by_seed)) == (1.0, 1, [0])
+    assert math.isnan(found.p), "one seed is no test"
+    assert paired_difference(before, of({"b": [1.0]})) is None
+    assert paired_difference(before, {7: before[0]}) is None
+
+
+def test_no_spread_over_seeds_is_no_test() -> None:
+    assert math.isnan(p_over_seeds([0.1, 0.1, 0.1]))
+    assert p_over_seeds([0.1, -0.1, 0.1, -0.1]) == pytest.approx(1.0)
+
+
+# --- runs on the disk -----------------------------------------------------------------------------------------------------
+
+
+def measured(folder: Path, right: list[list[bool]], block: bool) -> Path:
+    """The files of an evaluation: per problem the outcome of each sample."""
+    folder.mkdir(parents=True)
+    rows = [
+        {"set": "tier1", "problem_id": f"p{place}", "problem": f"problem {place}", "sample": sample, "correct": correct, "blocks": int(block),
+         "well_formed": correct, "finish": "eos", "tokens": 40, "critical_path_tokens": 30, "position": None, "segments": [], "text": "",
+         "answer": "1", "extracted": "1", "faults": []}
+        for place, samples in enumerate(right) for sample, correct in enumerate(samples)
+    ]  # fmt: skip
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = {"problems": len(right), "samples": len(right[0]), "metrics": {"mean": SMOKE}}
+    (folder / "results.json").write_text(json.dumps({"engine": "none 1.0", "seconds": 1.0, "sets": {"tier1": entry}}))
+    return folder
+
+
+def run_of(folder: Path, recipe: str, seed: int, right: float, block: bool = True) -> RowRun:
+    """A recipe with a cold start and, where its name doesn't say sft, a stage of rl."""
+    rng = np.random.default_rng(seed)
+    outcomes = [[bool(rng.random() < right), bool(rng.random() < right)] for _ in range(30)]
+    evaluations = {"base": measured(folder / recipe / f"{seed}" / "base", outcomes, False)}
+    evaluations["sft"] = measured(folder / recipe / f"{seed}" / "sft", outcomes, block)
+    training = {}
+    if "sft" not in recipe:
+        evaluations["rl hard"] = measured(folder / recipe / f"{seed}" / "rl", outcomes, block)
+        training["rl hard"] = folder / recipe / f"{seed}" / "rl"
+        steps = [{"step": step, "reward": 0.0, "accuracy": 0.1 * step, "parallel_ratio": 0.9} for step in range(1, 9)]
+        (training["rl hard"] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    return RowRun(recipe, seed, PipelineConfig(seed=seed), evaluations, training)
+
+
+def test_measures_of_runs(tmp_path: Path) -> None:
+    right = [[True, False], [False, False], [True, True]]
+    run = RowRun("x", 4, PipelineConfig(), {"base": measured(tmp_path / "base", [[False]], False), "sft": measured(tmp_path / "sft", right, True)}, {})
+    assert run.final == "sft"
+    assert means(table([run])) == {4: 0.5}
+    assert means(table([run], "pass@k"))[4] == pytest.approx(2 / 3)
+    assert means(table([run], "parallel_ratio")) == {4: 1.0} and means(table([run], "valid_ratio")) == {4: 0.5}
+    assert means(table([run], title="base")) == {4: 0.0}
+    assert table([run], title="rl hard") == {}, "a checkpoint that the run has not"
+
+
+# --- the page -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[RowRun]:
+    """Two of the paper's rows and one that it has not, at two seeds."""
+    levels = {"own_idea": 0.5, "parallel_r1_seen": 0.9, "sft_seen": 0.4}
+    return [run_of(tmp_path, recipe, seed, right) for seed in (1, 0) for recipe, right in levels.items()]
+
+
+def test_the_page_has_the_papers_layout_with_its_numbers_beside_ours(rows: list[RowRun]) -> None:
+    page = build(Experiments(rows, seconds=60))
+    table_lines = [line for line in page.markdown.split("## ")[1].splitlines() if line.startswith("|")]
+    assert [re.match(r"\| (\S+)", line)[1].replace("\\", "") for line in table_lines[2:]] == ["sft_seen", "parallel_r1_seen", "own_idea"], "the paper's order"
+    assert "48.9 | 27.3 |" in table_lines[3] and "36.0 | 95.6 |" in table_lines[2] and "– | – |" in table_lines[4]
+    assert "pass@2" in table_lines[2] and "2 seeds" in table_lines[2]
+    assert page.html.count("<svg") == 4, "two of the overview, one per row with rl"
+    assert not re.search(r"(?:src|href)=.?https?:|@import|url\((?!#)", page.html), "one file without a request"
+    json.dumps(page.results, allow_nan=False)
+
+
+def test_the_papers_questions_are_asked_and_an_own_row_is_held_against_the_first(rows: list[RowRun]) -> None:
+    found = [row for row in build(Experiments(rows)).results["differences"] if row["measure"] == "mean" and row["set"] is None]
+    assert [(row["after"], row["before"]) for row in found] == [("parallel_r1_seen", "sft_seen"), ("own_idea", "sft_seen")]
+    assert found[0]["low"] > 0.2 and found[0]["by_seed"].keys() == {0, 1}
+
+
+def test_rows_that_failed_are_said_and_their_reason_is_text(rows: list[RowRun]) -> None:
+    reason = "StageFailed: <script>alert(1)</script> exit code 1"
+    page = build(Experiments(rows, {"scaffold, seed 1": reason}))
+    assert "Rows that failed" in page.html and "<script>" not in page.html and "&lt;script&gt;" in page.html
+    assert "scaffold, seed 1" in page.markdown
+
+
+def test_without_any_result_there_is_no_page() -> None:
+    with pytest.raises(ValueError, match="no row has results"):
+        build(Experiments([]))
+
+
+def test_the_terminal_gets_the_same_numbers(rows: list[RowRun]) -> None:
+    results = build(Experiments(rows)).results
+    text = as_text(results)
+    [line] = [line for line in text.splitlines() if line.startswith("parallel_r1_seen")]
+    final = next(row for row in results["rows"] if (row["recipe"], row["measure"], row["checkpoint"]) == ("parallel_r1_seen", "mean", None))
+    assert f"{100 * final['value']:.1f} ±" in line and line.count("±") == 3
+    assert text.count("undecided") == len(results["claims"])
+
+
+# --- the flow -------------------------------------------------------------------------------------------------------------
+
+TRANSFORMERS = {"engine": "transformers", "max_response_tokens": 64, "max_blocks": 1}
+RL = {"name": "hard", "problems": {"tier1": 1.0}, "prompt": "bare", "steps": 2, "prompts_per_step": 2, "rollouts_per_prompt": 4,
+      "micro_batch_size": 8, "rollout": TRANSFORMERS}  # fmt: skip
+
+
+def recipe(folder: Path, name: str, **changes: Any) -> str:
+    """A row of its own on top of the cheapest config."""
+    config = {**TINY, "name": name, "evaluate": {**TINY["evaluate"], "rollout": TRANSFORMERS}, **changes}
+    (folder / f"{name}.yaml").write_text(json.dumps(config))
+    return str(folder / f"{name}.yaml")
+
+
+def start(project: Project, *recipes: str, seeds: int = 2) -> tuple[int, str, str]:
+    """`make experiments`: exit code, output, errors."""
+    command = [sys.executable, "-m", "flows.run_experiments", *recipes, "--seeds", str(seeds), "--set", f"store={project.store}"]
+    done = subprocess.run(command, cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=500)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project: Project, tmp_path: Path) -> None:
+    sft, rl = recipe(tmp_path, "sft_seen"), recipe(tmp_path, "parallel_r1_seen", rl=[RL])
+    broken = recipe(tmp_path, "sft_unseen", sft={**TINY["sft"], "max_tokens": 16})
+    code, output, errors = start(project, sft, broken, rl)
+    assert code == 1 and "2 of 6 rows failed" in errors and "sft_unseen, seed 1" in errors, errors
+    assert {stage: len(project.keys(stage)) for stage in ("base", "sft", "rl", "evaluate", "experiments")} == {
+        "base": 2, "sft": 2, "rl": 2, "evaluate": 6, "experiments": 1,
+    }, "each stage once per seed, whatever the number of rows"  # fmt: skip
+    [page] = project.store.glob("experiments/*/report.html")
+    assert "Rows that failed" in page.read_text() and "parallel_r1_seen" in page.read_text()
+
+    code, output, errors = start(project, sft, rl)
+    assert code == 0, errors
+    built = [line for line in output.splitlines() if re.search(r"  done in \d+ s$", line)]
+    assert len(built) == 1 and "experiments" in built[0], "only the page is new"
+    assert re.search(r"^parallel_r1_seen +\d", output, re.MULTILINE), "the table in the terminal"
+
+
+def test_two_rows_of_one_name_are_refused(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    code, _, errors = start(project, recipe(tmp_path, "twin"), recipe(tmp_path / "other", "twin"), seeds=1)
+    assert code == 1 and "both are called 'twin'" in errors
