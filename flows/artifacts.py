@@ -4,7 +4,7 @@
     python -m flows.artifacts lineage ARTIFACT [CONFIG] ...
     python -m flows.artifacts gc [CONFIG] ... [--keep ARTIFACT ...] [--younger-than HOURS] [--apply]
 
-The config says where the store is. `gc` keeps what the newest report of each run name was made from, what --keep names, and what is
+The config says where the store is. `gc` keeps what the newest page of each run name was made from, what --keep names, and what is
 younger than a day; without --apply it only says what it would remove.
 """
 

@@ -116,6 +116,7 @@ def _page(rows: Sequence[_Row]) -> ArtifactRef:
     if not whole:
         raise RowsFailed("\n".join(["No row has results.", *(f"{row.title}: {row.failure}" for row in rows)]))
     config = ExperimentsConfig(
+        name=" ".join(sorted({row.config.name for row in rows})),
         recipes={row.config.name: row.config.model_copy(update={"seed": 0}) for row in rows},
         seeds=sorted({row.config.seed for row in rows}),
         failed={row.title: row.failure for row in rows if row.failure},

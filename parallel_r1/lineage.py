@@ -13,6 +13,9 @@ from parallel_r1.store import Manifest, Store, StoreError
 Name = tuple[str, str]
 """Stage and key of an artifact."""
 
+PAGES = ("report", "experiments")
+"""Stages whose artifact a person reads at the end of a run."""
+
 
 def spelled(name: Name) -> str:
     """`sft/3fa9...`"""
@@ -82,16 +85,16 @@ class Inventory:
         return found
 
     def kept_runs(self) -> dict[str, Name]:
-        """The newest report of each run name."""
+        """The newest page of each run name."""
         newest: dict[str, Manifest] = {}
         for (stage, _), manifest in self.artifacts.items():
             name = run_name(manifest)
-            if stage == "report" and (name not in newest or manifest.committed_at > newest[name].committed_at):
+            if stage in PAGES and (name not in newest or manifest.committed_at > newest[name].committed_at):
                 newest[name] = manifest
         return {name: (manifest.stage, manifest.key) for name, manifest in newest.items()}
 
     def garbage(self, keep: Iterable[str], younger_than: timedelta) -> list[Name]:
-        """What no kept run reaches. Kept are the newest report of each run name, whatever `keep` names, and whatever is younger than
+        """What no kept run reaches. Kept are the newest page of each run name, whatever `keep` names, and whatever is younger than
         `younger_than`, as a run that is at work now may need it."""
         now = datetime.now(UTC)
         young = [name for name, manifest in self.artifacts.items() if now - datetime.fromisoformat(manifest.committed_at) < younger_than]
@@ -100,7 +103,7 @@ class Inventory:
 
 
 def run_name(manifest: Manifest) -> str:
-    """What the run of a report is called."""
+    """What the run of a page is called."""
     config: Any = manifest.config
     return config.get("name", "") if isinstance(config, dict) else ""
 

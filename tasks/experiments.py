@@ -19,6 +19,8 @@ from tasks.stage import Metrics, Work, stage
 class ExperimentsConfig(Section):
     """What the page is about. `failed`: why a row has no results, by `recipe, seed N`."""
 
+    name: str
+    """What the table is called; the newest page of each name is kept by `make gc`."""
     recipes: dict[str, PipelineConfig]
     seeds: list[int]
     failed: dict[str, str] = {}

@@ -79,6 +79,15 @@ def test_garbage_is_what_no_kept_run_reaches(shelf: Shelf) -> None:
     assert inventory.garbage(["filter/orphan"], A_DAY) == gone[2:]
 
 
+def test_a_page_of_experiments_keeps_what_its_rows_were_made_from(shelf: Shelf) -> None:
+    old = Inventory.of(shelf.store).artifacts["sft", "old"]
+    ref = shelf.store.load(old.stage, old.key)
+    shelf.put("experiments", "page", 6, "base sft_seen", **{"rows.sft_seen/0/rl hard": ref})
+    inventory = Inventory.of(shelf.store)
+    assert inventory.kept_runs() == {"a": ("report", "after"), "base sft_seen": ("experiments", "page")}
+    assert ("sft", "old") not in inventory.garbage([], A_DAY)
+
+
 def test_gc_is_dry_until_told_otherwise(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
     here = ["--set", f"store={shelf.store.root}"]
     before = set(Inventory.of(shelf.store).artifacts)
