@@ -1,8 +1,8 @@
 """What a rollout is worth (paper section 3.4; method.md section 5).
 
 Each reward is a plain function of what the rollout came to; its table of cases in tests/test_rewards.py is its specification. Two rules hold
-for all of them: a right answer never loses to a wrong one through a bonus, and a degenerate block (faulty, or with a path copied from another)
-never wins over an honest one. The step comes from the trainer's state, so a resumed run stays in phase.
+for all of them: a right answer never loses to a wrong one through a bonus, and a degenerate one (faulty markup, copied paths, the same
+block again and again) never wins over an honest one. The step comes from the trainer's state, so a resumed run stays in phase.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def accuracy_plus_parallel(outcome: Outcome) -> float:
 
 def efficiency(outcome: Outcome) -> float:
     """A right answer earns up to twice as much, by the share of its tokens off the critical path (1 - critical path / all tokens). Copied
-    paths save nothing: the share counts by how much the paths differ."""
+    paths save nothing: the share counts by how much the paths differ. It is shared by the blocks, so that repeating one earns nothing."""
     if not outcome.correct or outcome.malformed:
         return -1.0
-    saved = 1.0 - outcome.critical_path_tokens / outcome.tokens
+    saved = (1.0 - outcome.critical_path_tokens / outcome.tokens) / max(1, outcome.blocks)
     return 1.0 + saved * (1.0 - outcome.path_similarity)
 
 

@@ -8,6 +8,8 @@ from typing import get_args
 import pytest
 
 from parallel_r1.config import Reward, RlConfig
+from parallel_r1.diversity import path_similarity
+from parallel_r1.markup import segments, validate
 from parallel_r1.rewards import (
     Outcome,
     accuracy,
@@ -26,6 +28,7 @@ HONEST = Outcome(correct=True, blocks=1, tokens=80, critical_path_tokens=60, pat
 HONEST_WRONG = Outcome(correct=False, blocks=1, tokens=80, critical_path_tokens=60, path_similarity=0.1)
 FAULTY = Outcome(correct=True, blocks=1, well_formed=False, tokens=80, critical_path_tokens=60)
 COPIED = Outcome(correct=True, blocks=1, tokens=80, critical_path_tokens=60, path_similarity=1.0)
+SPAM = Outcome(correct=True, blocks=4, tokens=200, critical_path_tokens=120, path_similarity=0.1)
 STRAY = Outcome(correct=True, blocks=0, well_formed=False)
 
 
@@ -97,6 +100,7 @@ def test_the_window_is_configurable(window: int, bonus_steps: int, paid: set[int
         (efficiency, RIGHT, 1.0, "nothing saved"),
         (efficiency, HONEST, 1.225, "a quarter off the critical path, paths a tenth alike"),
         (efficiency, COPIED, 1.0, "copied paths save nothing"),
+        (efficiency, SPAM, 1.09, "four blocks save 40 %, 10 % each"),
         (efficiency, HONEST_WRONG, -1.0, "cheap and wrong"),
         (diversity, HONEST, 1.18, "different paths"),
         (diversity, COPIED, 1.0, "copies earn what no block does"),
@@ -132,6 +136,66 @@ def test_degenerate_blocks_never_win_over_an_honest_one(name: str, step: int, co
     honest = reward_of(config, step, Outcome(correct, 1, True, 100, 60, 0.0))
     degenerate = [o for o in OUTCOMES if o.correct == correct and o.blocks and (not o.well_formed or o.path_similarity == 1.0)]
     assert max(reward_of(config, step, outcome) for outcome in degenerate) <= honest
+
+
+# --- what a completion can try ----------------------------------------------------------------------------------------------
+
+BLOCK = "<Parallel><Path>In order. 12+5=17;17-3=14.</Path><Path>Losses first. 12-3=9;9+5=14.</Path></Parallel>\n<Summary>Both give 14.</Summary>"
+HONEST_TEXT = f"Start with 12.\n{BLOCK}\nFinal Answer: 14"
+DEGENERATE = {
+    "an empty path": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", ""),
+    "a blank path": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", " \n "),
+    "no paths at all": "<Parallel></Parallel>\n<Summary>14</Summary>\nFinal Answer: 14",
+    "a single path": "<Parallel><Path>12+5-3=14</Path></Parallel>\n<Summary>14</Summary>\nFinal Answer: 14",
+    "copied paths": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", "In order. 12+5=17;17-3=14."),
+    "long copied paths": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", "a b c d " * 50).replace("In order. 12+5=17;17-3=14.", "a b c d " * 50),
+    "an empty summary": HONEST_TEXT.replace("Both give 14.", ""),
+    "no summary": HONEST_TEXT.replace("\n<Summary>Both give 14.</Summary>", ""),
+    "the same block again and again": "\n".join([BLOCK] * 8) + "\nFinal Answer: 14",
+    "tags in prose": "I will use <Parallel> with a <Path> and </Path>, then </Parallel>.\nFinal Answer: 14",
+    "a lone opener": "<Parallel>\nFinal Answer: 14",
+    "closers without openers": "</Path></Parallel></Summary>\nFinal Answer: 14",
+    "an unclosed path": HONEST_TEXT.replace("</Path></Parallel>", "</Parallel>"),
+    "an unclosed block": HONEST_TEXT.replace("</Parallel>", ""),
+    "an unclosed summary": HONEST_TEXT.replace("</Summary>", ""),
+    "a block in a path": HONEST_TEXT.replace("In order.", BLOCK),
+    "prose between paths": HONEST_TEXT.replace("</Path><Path>", "</Path> and now <Path>"),
+    "prose before the summary": HONEST_TEXT.replace("\n<Summary>", " so it is 14\n<Summary>"),
+    "the answer inside the block": HONEST_TEXT.replace("Both give 14.", "Final Answer: 14"),
+    "a good block, and then a broken one": HONEST_TEXT.replace("Final", "<Parallel><Path>x</Path></Parallel>\nFinal"),
+}  # fmt: skip
+
+
+def outcome_of(text: str, correct: bool) -> Outcome:
+    """What a completion comes to, with words for tokens: as the engine's records have it, from the text alone."""
+    blocks: dict[int, list[str]] = {}
+    for segment in segments(text):
+        if segment["kind"] == "path":
+            blocks.setdefault(segment["block"], []).append(segment["text"])
+    words = {number: [len(path.split()) for path in paths] for number, paths in blocks.items()}
+    tokens = len(text.split())
+    off_the_critical_path = sum(sum(counts) - max(counts) for counts in words.values())
+    similarity = path_similarity(list(blocks.values()))
+    return Outcome(correct, text.count("<Parallel>"), not validate(text), tokens, tokens - off_the_critical_path, similarity)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("step", [0, 9])
+@pytest.mark.parametrize("trick", DEGENERATE)
+def test_no_trick_earns_more_than_an_honest_completion(name: str, step: int, trick: str) -> None:
+    config = RlConfig(reward=name)
+    for correct in (True, False):
+        honest = reward_of(config, step, outcome_of(HONEST_TEXT, correct))
+        assert reward_of(config, step, outcome_of(DEGENERATE[trick], correct)) <= honest
+    if name != "parallel_only":  # which doesn't look at the answer, as published
+        assert reward_of(config, step, outcome_of(DEGENERATE[trick], False)) < reward_of(config, step, outcome_of(HONEST_TEXT, True))
+
+
+def test_the_tricks_are_what_they_say() -> None:
+    """Only copies and repetitions have sound markup; the honest completion has, too."""
+    assert outcome_of(HONEST_TEXT, True).parallel and outcome_of(HONEST_TEXT, True).path_similarity < 0.5
+    sound = {trick for trick, text in DEGENERATE.items() if outcome_of(text, True).well_formed}
+    assert sound == {"copied paths", "long copied paths", "the same block again and again"}
 
 
 def test_the_config_chooses() -> None:
