@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
 from parallel_r1.config import (
+    AnalysisConfig,
     ConfigError,
     EvaluateConfig,
     FilterConfig,
@@ -40,7 +41,7 @@ from tasks.places import PROJECT
 RECIPE = "pipeline_config.yaml"
 SHIPPED = (RECIPE, *sorted(path.relative_to(PROJECT).as_posix() for path in (PROJECT / "recipes").glob("*.yaml")))
 LATEST = "latest"
-STAGES = ("prepare", "base", "generate", "filter", "sft", "rl", "evaluate", "report")
+STAGES = ("prepare", "base", "generate", "filter", "sft", "rl", "evaluate", "analysis", "report")
 AT_THE_TOP = ("name", "seed", "attention", "store", "resources")
 
 OwnFile = Annotated[str, Field(title="another file", pattern=r"\.ya?ml$")]
@@ -134,6 +135,7 @@ FilterForm = partial(FilterConfig)
 SftForm = partial(SftConfig)
 RlForm = partial(RlConfig)
 EvaluateForm = partial(EvaluateConfig)
+AnalysisForm = partial(AnalysisConfig)
 ReportForm = partial(ReportConfig)
 
 

@@ -67,7 +67,7 @@ def pipeline(
 def tell(steps: Steps) -> dict[str, ArtifactRef]:
     """The story."""
     train(steps)
-    steps.measured()
+    steps.analyse(steps.measured())
     steps.report()
     return steps.built
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from flows.forms import (
     RECIPE,
+    AnalysisForm,
     EvaluateForm,
     FilterForm,
     FromBase,
@@ -192,6 +193,21 @@ def evaluate(
 
     with programs_end_with_flow():
         return until_whole(story)
+
+
+@flow(name="analysis", flow_run_name="analysis {recipe}", task_runner=BESIDE)
+@described
+def analysis(
+    recipe: Recipe = RECIPE,
+    overrides: Overrides = [],  # noqa: B006
+    analysis: AnalysisForm = AnalysisForm(),
+    run: RunForm = RunForm(),
+    force: bool = False,
+) -> ArtifactRef:
+    """Say what the blocks of a run are good for, and build whatever of the run is missing."""
+    config = config_of(recipe, overrides, {"run": run, "analysis": analysis})
+    with programs_end_with_flow():
+        return until_whole(lambda: tell(Steps(config, {"analysis"} if force else ()))["analysis"])
 
 
 @flow(name="report", flow_run_name="report {recipe}", task_runner=BESIDE)

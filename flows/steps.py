@@ -10,6 +10,7 @@ from flows.elsewhere import Elsewhere, Later
 from flows.forms import LATEST
 from parallel_r1.config import ConfigError, PipelineConfig, ProceduralSource, ReasoningGymSource, RlConfig, ScratchStudent
 from parallel_r1.store import ArtifactRef
+from tasks.analysis import analyse_run
 from tasks.base import make_base
 from tasks.decontaminate import collect_overlap, decontaminate
 from tasks.evaluate import evaluate
@@ -135,6 +136,11 @@ class Steps:
     def measured(self) -> dict[str, ArtifactRef]:
         """The evaluations, all finished, by checkpoint."""
         return {label: self._keep(f"evaluate {label}", future.result()) for label, future in self._evaluations.items()}
+
+    def analyse(self, evaluations: Mapping[str, ArtifactRef]) -> ArtifactRef:
+        """What the blocks of this run are good for."""
+        training = {title: ref for title, ref in self.built.items() if ref.stage == "rl"}
+        return self._make("analysis", analyse_run, self.config.analysis, training=training, evaluations=evaluations)
 
     def report(self) -> ArtifactRef:
         """The page about everything built so far."""

@@ -460,6 +460,13 @@ class EvaluateConfig(Section):
         return self.samples.get(name, self.samples.get("default", 16))
 
 
+class AnalysisConfig(Section):
+    """What the blocks of a run are good for (paper section 5)."""
+
+    windows: int = Field(12, ge=2, le=100, description="points of a curve over all rl steps; each has an interval over its steps, at least 3")
+    samples: int = Field(2, ge=0, description="rollouts of the first and of the last step of each rl stage, side by side")
+
+
 class ReportConfig(Section):
     """The page a person reads."""
 
@@ -496,6 +503,7 @@ class PipelineConfig(Section):
     sft: SftConfig | None = Field(default_factory=SftConfig, description="null: no cold start")
     rl: list[RlConfig] = Field(default_factory=lambda: [RlConfig()], description="the curriculum, in order")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+    analysis: AnalysisConfig = Field(default_factory=AnalysisConfig)
     report: ReportConfig = Field(default_factory=ReportConfig)
 
     @model_validator(mode="before")

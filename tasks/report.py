@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from parallel_r1.config import PipelineConfig
 from parallel_r1.report import Curve, Evaluation, ReportInput, StageRun, build
 from parallel_r1.store import ArtifactRef
+from tasks.analysis import ANALYSIS
 from tasks.evaluate import RESULTS
 from tasks.show import METRICS, show_markdown
 from tasks.stage import Metrics, Work, stage
@@ -30,7 +32,7 @@ def label_of(title: str) -> str:
     return title.removeprefix("evaluate ").removeprefix("prepare ")
 
 
-@stage("report", version=2, show=show_report)
+@stage("report", version=3, show=show_report)
 def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, ArtifactRef]) -> Metrics:
     """One self-contained page of everything that this run made, the same as Markdown, and the results as data."""
     report = build(
@@ -41,6 +43,7 @@ def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, Artifa
             evaluations=list(_evaluations(work, stages)),
             curves=list(_curves(work, stages)),
             funnel=next((ref.metrics for ref in stages.values() if ref.stage == "filter"), None),
+            analysis=_analysis(work, stages),
         )
     )
     (work.out / PAGE).write_text(report.html, encoding="utf-8")
@@ -60,6 +63,11 @@ def _evaluations(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Eval
         if ref.stage == "evaluate":
             folder = work.read(ref, RESULTS, ROLLOUTS)
             yield Evaluation(label_of(title), json.loads((folder / RESULTS).read_text(encoding="utf-8")), folder / ROLLOUTS)
+
+
+def _analysis(work: Work, stages: Mapping[str, ArtifactRef]) -> dict[str, Any] | None:
+    found = [work.read(ref, ANALYSIS) / ANALYSIS for ref in stages.values() if ref.stage == "analysis"]
+    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
 
 
 def _curves(work: Work, stages: Mapping[str, ArtifactRef]) -> Iterator[Curve]:

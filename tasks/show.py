@@ -133,11 +133,11 @@ def show_curves(title: str, ref: ArtifactRef, folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
     names = [name for name in SHOWN_CURVES if any(name in row for row in rows)]
     if names:
-        show_image(f"{title} curves", _curves(rows, names), ", ".join(names))
+        show_image(f"{title} curves", curves_image(rows, names), ", ".join(names))
 
 
-def _curves(rows: list[dict[str, float]], names: Sequence[str]) -> str:
-    """A PNG as a data URI: one small panel per metric over the steps."""
+def curves_image(rows: Sequence[Mapping[str, float]], names: Sequence[str], ends: Sequence[int] = ()) -> str:
+    """A PNG as a data URI: one small panel per metric over the steps, with a dotted line where a stage ends."""
     from matplotlib.figure import Figure  # takes half a second, and cached runs draw nothing
 
     columns = min(4, len(names))
@@ -147,6 +147,8 @@ def _curves(rows: list[dict[str, float]], names: Sequence[str]) -> str:
         points = [(row["step"], row[name]) for row in rows if name in row]
         marker = "." if len(points) < 30 else None  # a single step is a point, and no line
         axes.plot(*zip(*points, strict=True), linewidth=1, marker=marker)
+        for end in ends:
+            axes.axvline(end + 0.5, color="grey", linewidth=0.8, linestyle=":")
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.3)

@@ -29,7 +29,7 @@ FLOWS = {
     flow.name: flow
     for flow in (
         pipeline, experiments, stages.prepare, stages.base, stages.generate, stages.filter_trajectories, stages.sft, stages.rl, stages.evaluate,
-        stages.report,
+        stages.analysis, stages.report,
     )
 }  # fmt: skip
 DEMO = "pipeline_config.yaml"

@@ -16,6 +16,7 @@ import yaml
 
 from parallel_r1 import config as schema
 from parallel_r1 import published
+from parallel_r1.analysis import analyse
 from parallel_r1.metrics import summarise
 from parallel_r1.report import Curve, Evaluation, ReportInput, StageRun, build, results_table
 from parallel_r1.report import tables
@@ -52,7 +53,7 @@ def rollout(name: str, problem: int, sample: int, correct: bool, block: bool) ->
         "set": name, "problem_id": f"{name}-{problem}", "problem": "Tom has 12 apples. He buys 5. Then he loses 3. How many apples now?",
         "answer": "14", "sample": sample, "text": "".join(part["text"] for part in segments), "segments": segments, "correct": correct,
         "extracted": "14" if correct else "15", "blocks": int(block), "well_formed": block, "faults": [], "finish": "eos",
-        "tokens": 72 if block else 35, "critical_path_tokens": 48 if block else 35, "position": 0.06 if block else None,
+        "tokens": 72 if block else 35, "critical_path_tokens": 48 if block else 35, "position": 0.06 if block else None, "path_similarity": 0.1,
     }  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def rl_steps(steps: int, start: float, end: float) -> list[dict[str, Any]]:
         level = start + (end - start) * step / steps + random.gauss(0, 0.04)
         row: dict[str, Any] = {"step": step, "loss": random.gauss(0, 0.01), "reward": 2 * level - 1, "accuracy": level}
         row |= {"parallel_ratio": 0.97, "valid_ratio": 0.9 + 0.08 * step / steps, "truncated_ratio": 0.01}
+        row |= {"parallel_position": 0.06 - 0.001 * step, "blocks_per_response": 1.1, "path_similarity": 0.3}
         row |= {"response_tokens": 75 - step / 10, "entropy": 0.5 - 0.3 * step / steps}
         for kind in ("main", "path_1", "path_n", "summary"):
             row |= {f"rollout_gap/{kind}/mean": random.uniform(1, 3) * 1e-7, f"rollout_gap/{kind}/max": random.uniform(1, 4) * 1e-6}
@@ -119,7 +121,28 @@ def demo(folder: Path) -> ReportInput:
     faults = {"rejected_unclosed_path": 213, "rejected_no_summary": 208, "rejected_wrong_answer": 431, "rejected_cut": 395}
     funnel = {"seen": 8450, "kept": 7203, **faults}
     evaluations = [evaluation(folder, label) for label in LEVELS]
-    return ReportInput("demo", schema.load(ROOT / "pipeline_config.yaml"), stages, evaluations, curves, funnel)
+    config = schema.load(ROOT / "pipeline_config.yaml")
+    return ReportInput("demo", config, stages, evaluations, curves, funnel, analysed(folder, curves, evaluations, config))
+
+
+def analysed(folder: Path, curves: list[Curve], evaluations: list[Evaluation], config: schema.PipelineConfig) -> dict[str, Any]:
+    """What the analysis stage finds in the run."""
+    training, checkpoints = {}, {}
+    for curve in curves[2:]:
+        training[curve.label] = folder / curve.label
+        kept = [
+            rollout("train", step, sample, random.random() < 0.7, random.random() < 0.9) | {"step": step, "reward": 1.0}
+            for step in range(1, len(list(curve.metrics.open())) + 1)
+            for sample in range(8)
+        ]
+        training[curve.label].mkdir()
+        write(training[curve.label] / "rollouts.jsonl", kept)
+        (training[curve.label] / "metrics.jsonl").write_bytes(curve.metrics.read_bytes())
+    for one in evaluations:
+        checkpoints[one.label] = folder / f"evaluate {one.label}"
+        checkpoints[one.label].mkdir()
+        (checkpoints[one.label] / "rollouts.jsonl").write_bytes(one.rollouts.read_bytes())
+    return analyse(training, checkpoints, config.analysis)
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +212,10 @@ def test_page_loads_nothing_and_holds_every_part(run: ReportInput) -> None:
     html = build(run).html
     page = check_page(html)
     assert [tag for tag, _ in page.tags].count("h1") == 1
-    for section in ("results", "limits", "funnel", "curves", "rollouts", "stages", "config"):
+    for section in ("results", "limits", "funnel", "curves", "analysis", "rollouts", "stages", "config"):
         assert section in page.attributes("id")
     pictures = [attrs for tag, attrs in page.tags if attrs.get("role") == "img"]
-    assert len(pictures) == 3 + 2 + 9 and all(attrs["aria-label"] for attrs in pictures)
+    assert len(pictures) == 3 + 2 + 9 + 5 + 3 and all(attrs["aria-label"] for attrs in pictures)
     assert all(attrs.get("scope") in ("row", "col") for tag, attrs in page.tags if tag == "th")
     assert "#0000" not in html, "a stand-in colour was left"
 
@@ -213,7 +236,16 @@ def test_hostile_text_is_shown_as_text(run: ReportInput, tmp_path: Path) -> None
     other = Curve(HOSTILE + "2", write(tmp_path / "m2.jsonl", rl_steps(3, 0, 1)))
     loss = Curve(HOSTILE, write(tmp_path / "l.jsonl", [{"step": 1, "loss": 1.0}]))
     funnel = {"seen": 1, f"rejected_{HOSTILE}": 1}
-    made = build(replace(run, name=HOSTILE, evaluations=[hostile], stages=[stage], curves=[curve, other, loss], funnel=funnel))
+    rows = {"base": [row | {"blocks": 0, "segments": []}] * 2, HOSTILE: [row | {"step": 1, "reward": 1.0}] * 2}
+    for folder, found in rows.items():
+        (tmp_path / folder[:4]).mkdir()
+        write(tmp_path / folder[:4] / "rollouts.jsonl", found)
+    write(tmp_path / HOSTILE[:4] / "metrics.jsonl", rl_steps(3, 0, 1))
+    found = analyse({HOSTILE: tmp_path / HOSTILE[:4]}, {"base": tmp_path / "base", HOSTILE: tmp_path / HOSTILE[:4]}, run.config.analysis)
+    assert found["paths"] and found["depth"] and found["trends"]
+    made = build(replace(
+        run, name=HOSTILE, evaluations=[hostile], stages=[stage], curves=[curve, other, loss], funnel=funnel, analysis=found,
+    ))  # fmt: skip
     page = check_page(made.html)
     assert "<script>alert(1)</script>" in "".join(page.words) and "{{ 7*7 }}" in "".join(page.words)
     assert "\x00" not in made.html and "<script" not in made.markdown and "<img" not in made.markdown
@@ -227,7 +259,9 @@ def test_hostile_text_is_shown_as_text(run: ReportInput, tmp_path: Path) -> None
     ({"stages": [], "curves": [], "funnel": None}, "nothing but results"),
     ({"funnel": {"seen": 0, "kept": 0}}, "an empty funnel divides nothing by zero"),
     ({"curves": [Curve("gone", Path("/nowhere.jsonl"))]}, "a curve that was not kept"),
-    ({"evaluations": [], "stages": [], "curves": [], "funnel": None}, "nothing at all"),
+    ({"analysis": None}, "a run before there was an analysis"),
+    ({"analysis": analyse({}, {}, schema.AnalysisConfig())}, "an analysis of nothing"),
+    ({"evaluations": [], "stages": [], "curves": [], "funnel": None, "analysis": None}, "nothing at all"),
 ])  # fmt: skip
 def test_missing_parts_leave_a_whole_page(run: ReportInput, change: dict[str, Any], reason: str) -> None:
     made = build(replace(run, **change))
@@ -482,9 +516,16 @@ def test_blocks_are_laid_out(segments: list[dict[str, Any]], expected: list[Any]
 
 
 def test_samples_show_right_and_wrong_of_every_checkpoint(run: ReportInput) -> None:
-    html = build(run).html
+    html = build(replace(run, analysis=None)).html
     assert html.count('class="rollout"') == len(run.evaluations) * run.config.report.sample_rollouts
     assert html.count("✓ right") == html.count("✗ wrong")
+
+
+def test_early_rollouts_stand_beside_late_ones(run: ReportInput) -> None:
+    html = build(run).html
+    assert html.count('class="pair"') == 2 * run.config.analysis.samples, "two rl stages"
+    for stage, last in (("rl easy", 10), ("rl hard", 40)):
+        assert f"Rollouts of {stage}: step 1 beside step {last}" in html
 
 
 @pytest.mark.parametrize("text, expected, reason", [

@@ -39,6 +39,15 @@ RL_PANELS = (
 GAP_REGIONS = {"main": ("main", "main"), "path_1": ("path 1", "path"), "path_n": ("later paths", "later"), "summary": ("summary", "summary")}
 """Region of a rollout, as rl measures the gap: its label and tone."""
 
+TREND_PANELS = {
+    "position": ("first block at, % of the response", 100.0, 10.0),
+    "blocks": ("blocks per response", 1.0, 1.0),
+    "parallel_ratio": ("responses with a block, %", 100.0, 100.0),
+    "similarity": ("BLEU of paths", 1.0, 1.0),
+    "agreement": ("paths agree, %", 100.0, 100.0),
+}
+"""What the analysis follows over rl: title, factor, and how high the axis reaches from 0 at least."""
+
 SMOOTH_FROM = 20
 FONT = 10.5
 LITERAL_TEXT = {"text.parse_math": False}
@@ -51,12 +60,26 @@ class Series:
     label: str
     tone: str
     pieces: list[tuple[np.ndarray, np.ndarray]]
+    bars: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Low and high of the values of every piece, where they have intervals."""
 
     @property
     def values(self) -> np.ndarray:
         """The values of all pieces that are known."""
         joined = np.concatenate([values for _, values in self.pieces])
         return joined[np.isfinite(joined)]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What lies around the lines: `top` is how high the axis reaches from 0 at least (None: as the values have it), `end` where what the
+    values go over ends, if not at the last value."""
+
+    marks: Sequence[tuple[int, str]] = ()
+    top: float | None = None
+    log: bool = False
+    across: str = "step"
+    end: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,10 +127,43 @@ def rl_panels(curves: Sequence[Curve]) -> list[Panel]:
 
     panels = []
     for key, title, scale, top in RL_PANELS:
-        panels += _panel(title, [line(key, scale, title, "line")], marks, top=top)
+        panels += _panel(title, [line(key, scale, title, "line")], Frame(marks, top))
     for part, title in (("mean", "rollout gap, mean"), ("max", "rollout gap, largest")):
         series = [line(f"rollout_gap/{region}/{part}", 1.0, *look) for region, look in GAP_REGIONS.items()]
-        panels += _panel(title, series, marks, log=True)
+        panels += _panel(title, series, Frame(marks, log=True))
+    return panels
+
+
+def trend_panels(stages: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """What the analysis follows over all rl stages, one after the other: a point with its interval for every window of steps."""
+    stages = [stage for stage in stages if stage["windows"]]
+    starts = np.cumsum([0, *(stage["steps"] for stage in stages)])
+    marks = [(int(start), shown(stage["stage"])) for stage, start in zip(stages, starts, strict=False)]
+    panels = []
+    for key, (title, scale, top) in TREND_PANELS.items():
+        pieces, bars = [], []
+        for stage, start in zip(stages, starts, strict=False):
+            estimates = [estimate(window, key) for window in stage["windows"]]
+            middles = np.array([start + (window["first"] + window["last"]) / 2 for window in stage["windows"]])
+            pieces.append((middles, np.array([one.value for one in estimates]) * scale))
+            bars.append((np.array([one.low for one in estimates]) * scale, np.array([one.high for one in estimates]) * scale))
+        if pieces:
+            panels += _panel(title, [Series(title, "line", pieces, bars)], Frame(marks, top, end=int(starts[-1])))
+    return panels
+
+
+def budget_panels(by_set: Mapping[str, Any], sequential: Mapping[str, str]) -> list[Panel]:
+    """Per set, accuracy within a budget: of the last checkpoint with all its tokens and along its critical path, and of the sequential one
+    (by set), whose two are the same."""
+    panels = []
+    for name, found in by_set.items():
+        budgets, label = np.array(found["budgets"]), list(found["curves"])[-1]
+        lines = [(f"{label}, all tokens", "line", found["curves"][label]["tokens"])]
+        lines.append((f"{label}, critical path", "later", found["curves"][label]["critical_path"]))
+        if sequential.get(name) in found["curves"]:
+            lines.append((sequential[name], "main", found["curves"][sequential[name]]["tokens"]))
+        series = [Series(shown(title), tone, [(budgets, np.array(values) * 100)]) for title, tone, values in lines]
+        panels += _panel(f"{shown(name)}: accuracy within a budget, %", series, Frame(top=100.0, across="tokens"))
     return panels
 
 
@@ -139,17 +195,15 @@ def _histories(curves: Sequence[Curve]) -> Iterator[_History]:
             yield _History(curve.label, steps, rows)
 
 
-def _panel(
-    title: str, series: list[Series], marks: Sequence[tuple[int, str]] = (), top: float | None = None, log: bool = False
-) -> list[Panel]:
+def _panel(title: str, series: list[Series], frame: Frame = Frame()) -> list[Panel]:
     """One panel, or none where nothing was logged."""
     known = [one for one in series if len(one.values)]
     if not known:
         return []
     legend = [(one.label, one.tone) for one in known] if len(series) > 1 else []
     pieces = known[0].pieces
-    alt = f"{title} over steps {pieces[0][0].min():.0f} to {pieces[-1][0].max():.0f}. {' '.join(_in_words(one, log) for one in known)}"
-    return [Panel(title, _lines(title, known, marks, top, log), alt, legend)]
+    alt = f"{title} over {frame.across} {pieces[0][0].min():.0f} to {pieces[-1][0].max():.0f}. {' '.join(_in_words(one, frame.log) for one in known)}"
+    return [Panel(title, _lines(title, known, frame), alt, legend)]
 
 
 def _in_words(series: Series, log: bool) -> str:
@@ -163,30 +217,33 @@ def _in_words(series: Series, log: bool) -> str:
 
 
 @rc_context(LITERAL_TEXT)
-def _lines(title: str, series: Sequence[Series], marks: Sequence[tuple[int, str]], top: float | None, log: bool) -> str:
+def _lines(title: str, series: Sequence[Series], frame: Frame) -> str:
     figure, axes = new_axes()
     for one in series:
         for steps, values in one.pieces:
-            _line(axes, steps, np.where(values > 0, values, np.nan) if log else values, COLOURS[one.tone], smooth=not log)
-    everything = np.concatenate([one.values for one in series])
-    if log:
+            shown_values = np.where(values > 0, values, np.nan) if frame.log else values
+            _line(axes, steps, shown_values, COLOURS[one.tone], smooth=not frame.log and not one.bars)
+        for (steps, _), (low, high) in zip(one.pieces, one.bars, strict=False):
+            axes.vlines(steps, low, high, color=COLOURS[one.tone], lw=5, alpha=0.3, clip_on=False)
+    everything = np.concatenate([one.values for one in series] + [high[np.isfinite(high)] for one in series for _, high in one.bars])
+    if frame.log:
         _log_axis(axes, everything[everything > 0])
     else:
-        if top is not None:
-            axes.set_ylim(0, max(top, everything.max() * 1.05 if top < 100 else 100))
+        if frame.top is not None:
+            axes.set_ylim(0, max(frame.top, everything.max() * 1.05 if frame.top < 100 else 100))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    axes.set_xlim(0, max(steps.max() for steps, _ in series[0].pieces) + 0.5)
-    mark_stages(axes, marks)
-    axes.set_xlabel("step", color=COLOURS["ink"], fontsize=FONT, labelpad=2)
+    axes.set_xlim(0, (frame.end or max(steps.max() for steps, _ in series[0].pieces)) + 0.5)
+    mark_stages(axes, frame.marks)
+    axes.set_xlabel(frame.across, color=COLOURS["ink"], fontsize=FONT, labelpad=2)
     return as_svg(figure, title)
 
 
 def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, smooth: bool) -> None:
     """A line; a long one faint, with its running mean over it."""
     smooth = smooth and len(values) >= SMOOTH_FROM
-    width, alpha, marker = (0.8, 0.4, None) if smooth else (1.4, 1, "o" if len(values) == 1 else None)
+    width, alpha, marker = (0.8, 0.4, None) if smooth else (1.4, 1, "o" if len(values) <= SMOOTH_FROM // 2 else None)
     axes.plot(steps, values, color=colour, lw=width, alpha=alpha, marker=marker, ms=4, clip_on=False)
     if smooth:
         axes.plot(steps, _running_mean(values), color=colour, lw=2, clip_on=False, solid_capstyle="round")

@@ -43,7 +43,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class ReportInput:
-    """Everything of one run, in the order in which it happened. `funnel` holds the metrics of the filter stage."""
+    """Everything of one run, in the order in which it happened. `funnel` holds the metrics of the filter stage, `analysis` what
+    parallel_r1/analysis.py found."""
 
     name: str
     config: PipelineConfig
@@ -51,6 +52,7 @@ class ReportInput:
     evaluations: Sequence[Evaluation] = ()
     curves: Sequence[Curve] = ()
     funnel: Mapping[str, float] | None = None
+    analysis: Mapping[str, Any] | None = None
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from parallel_r1.config import PipelineConfig, ScratchStudent
 from parallel_r1.config import ScriptedTeacher as ScriptedTeacherConfig
-from parallel_r1.report import outcome, rollouts, tables
+from parallel_r1.report import analysis, outcome, rollouts, tables
 from parallel_r1.report.inputs import ReportInput
 from parallel_r1.report.numbers import Estimate, estimate, number
 from parallel_r1.report.tables import Table, as_markdown, escape_markdown
@@ -60,6 +60,7 @@ def build(report: ReportInput) -> Report:
         "facts": _facts(report.config),
         "summary": outcome.summary(report.evaluations, found, seconds),
         "tables": _tables(report, found, indexes),
+        "analysis": analysis.tables(report.analysis) if report.analysis else [],
         "limits": NOT_SHOWN_AT_THIS_SCALE if isinstance(report.config.student, ScratchStudent) else (),
         "config": config_yaml(report.config),
     }
@@ -68,6 +69,9 @@ def build(report: ReportInput) -> Report:
         "supervised": curves.supervised_panels(report.curves),
         "rl": curves.rl_panels(report.curves),
         "gap": curves.largest_gap(report.curves),
+        "trends": curves.trend_panels(report.analysis["trends"]) if report.analysis else [],
+        "budget": curves.budget_panels(report.analysis["budget"], analysis.sequential(report.analysis)) if report.analysis else [],
+        "pairs": analysis.samples(report.analysis) if report.analysis else [],
         "samples": [_samples(report, place, found_rows) for place, found_rows in enumerate(indexes)],
     }
     html, markdown = template("report.html.j2").render(**shown, **pictures), _markdown(**shown)
@@ -130,7 +134,8 @@ def _samples(report: ReportInput, place: int, found: rollouts.RolloutIndex) -> _
 
 
 def _markdown(
-    name: str, facts: list[tuple[str, str]], summary: list[str], tables: dict[str, Table | None], limits: tuple[str, ...], config: str
+    name: str, facts: list[tuple[str, str]], summary: list[str], tables: dict[str, Table | None], analysis: list[Table],
+    limits: tuple[str, ...], config: str,
 ) -> str:
     listed = "\n".join(f"- {escape_markdown(title)}: {escape_markdown(text)}" for title, text in facts)
     parts = [f"# {escape_markdown(name)}", escape_markdown(" ".join(summary)), listed]
@@ -138,6 +143,8 @@ def _markdown(
         parts += _markdown_section(tables[key])
     if limits:
         parts += ["## What this scale does not show", "\n".join(f"- {escape_markdown(limit)}" for limit in limits)]
+    for table in analysis:
+        parts += _markdown_section(table)
     for key in ("funnel", "stages"):
         parts += _markdown_section(tables[key])
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", config)), default=0))
