@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from parallel_r1.claims import measured
 from parallel_r1.config import AnalysisConfig
+from parallel_r1.experiments import RowRun, by_recipe, gains
 from parallel_r1.grading import canonical, extract, grade
 from parallel_r1.jobs import read_lines
 from parallel_r1.metrics import RESAMPLES, paired_difference
@@ -52,13 +54,13 @@ BUDGET_SHARE = 0.9
 def analyse(training: Mapping[str, Path], evaluations: Mapping[str, Path], config: AnalysisConfig) -> dict[str, Any]:
     """All of it, as JSON. `training`: titles of the rl stages, in their order, to folders; `evaluations`: labels of checkpoints, in theirs."""
     kept = {title: read_lines(folder / ROLLOUTS) for title, folder in training.items()}
-    measured = {label: read_lines(folder / ROLLOUTS) for label, folder in evaluations.items()}
+    checkpoints = {label: read_lines(folder / ROLLOUTS) for label, folder in evaluations.items()}
     return {
         "trends": trends({title: read_lines(folder / METRICS) for title, folder in training.items()}, kept, config.windows),
         "behaviour": {title: behaviour(rows) for title, rows in kept.items() if rows},
-        "paths": {label: paths(rows) for label, rows in measured.items() if any(_blocks(row) for row in rows)},
-        "budget": budget(measured),
-        "depth": depth(measured),
+        "paths": {label: paths(rows) for label, rows in checkpoints.items() if any(_blocks(row) for row in rows)},
+        "budget": budget(checkpoints),
+        "depth": depth(checkpoints),
         "samples": {title: early_and_late(rows, config.samples) for title, rows in kept.items() if rows},
     }
 
@@ -197,12 +199,12 @@ def _is_right(answer: str, gold: str) -> bool:
 SIZES = {"tokens": "tokens", "critical_path": "critical_path_tokens"}
 
 
-def budget(measured: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
+def budget(checkpoints: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
     """Accuracy against budget, by set: {"budgets", "curves": {label: {"tokens", "critical_path"}}}. A response counts as right within a
     budget where it is right and no longer, in all its tokens or, at equal depth, along its critical path."""
     found = {}
-    for name in dict.fromkeys(row["set"] for rows in measured.values() for row in rows):
-        of_set = {label: [row for row in rows if row["set"] == name] for label, rows in measured.items()}
+    for name in dict.fromkeys(row["set"] for rows in checkpoints.values() for row in rows):
+        of_set = {label: [row for row in rows if row["set"] == name] for label, rows in checkpoints.items()}
         lengths = [row[size] for rows in of_set.values() for row in rows for size in SIZES.values()]
         budgets = sorted({int(value) for value in np.quantile(lengths, np.linspace(0.02, 1, BUDGETS))})
         curves = {
@@ -218,12 +220,12 @@ def _within(rows: Sequence[Row], size: str, limit: float) -> float:
     return fmean(row["correct"] and row[size] <= limit for row in rows)
 
 
-def depth(measured: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def depth(checkpoints: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     """Every checkpoint with blocks against the last sequential one before it, by set, within the same budget: a difference in accuracy at as
     many tokens along the critical path, and one at as many tokens in all. Parallel thinking buys depth, not tokens."""
     found: list[dict[str, Any]] = []
     sequential: dict[str, tuple[str, list[Row]]] = {}
-    for label, rows in measured.items():
+    for label, rows in checkpoints.items():
         for name in dict.fromkeys(row["set"] for row in rows):
             mine = [row for row in rows if row["set"] == name]
             if fmean(row["blocks"] > 0 for row in mine) < SEQUENTIAL:
@@ -247,6 +249,48 @@ def _right_within(rows: Sequence[Row], size: str, limit: float) -> dict[str, lis
     for row in rows:
         found[row["problem_id"]].append(row["correct"] and row[size] <= limit)
     return found
+
+
+TWINS = {
+    "parallel_r1_seen": ("grpo_gsm8k_dapo", "grpo_dapo"),
+    "parallel_r1_unseen_s1": ("grpo_dapo",),
+    "parallel_r1_unseen_s2": ("grpo_dapo",),
+    "scaffold": ("grpo_dapo",),
+}
+"""Rows that think in parallel, and the sequential rows that had as much rl; the first that is there is compared with."""
+
+
+def depth_of_rows(runs: Sequence[RowRun]) -> list[dict[str, Any]]:
+    """As `depth`, for whole rows over all their seeds and sets: the final checkpoints of the rows of TWINS."""
+    rows = by_recipe(runs)
+    pairs = [(name, twin) for name, twins in TWINS.items() if name in rows for twin in [next((one for one in twins if one in rows), None)] if twin]
+    found = []
+    for name, twin in pairs:
+        parallel, sequential = ({run.seed: read_lines(run.evaluations[run.final] / ROLLOUTS) for run in rows[one]} for one in (name, twin))
+        compared = _compared_by_seed(sequential, parallel)
+        found += [{"set": "all sets", "checkpoint": name, "sequential": twin, **compared}] if compared else []
+    return found
+
+
+def _compared_by_seed(sequential: Mapping[int, list[Row]], parallel: Mapping[int, list[Row]]) -> dict[str, Any] | None:
+    pooled = [row for rows in parallel.values() for row in rows]
+    limit = int(np.quantile([row["critical_path_tokens"] for row in pooled], BUDGET_SHARE))
+    before = {seed: _shares_within(rows, "tokens", limit) for seed, rows in sequential.items()}
+    found: dict[str, Any] = {"budget": limit, "mean_sequential": fmean(row["tokens"] for rows in sequential.values() for row in rows)}
+    for what, size in SIZES.items():
+        differences = gains(before, {seed: _shares_within(rows, size, limit) for seed, rows in parallel.items()})
+        if not differences:
+            return None
+        value, low, high, p = measured(differences)
+        found |= {f"mean_{what}": fmean(row[size] for row in pooled), what: {"value": value, "low": low, "high": high, "p": p, "seeds": len(differences)}}
+    return found
+
+
+def _shares_within(rows: Iterable[Row], size: str, limit: float) -> dict[str, dict[str, float]]:
+    answers: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        answers[row["set"]][row["problem"]].append(row["correct"] and row[size] <= limit)
+    return {name: {problem: fmean(verdicts) for problem, verdicts in problems.items()} for name, problems in answers.items()}
 
 
 # --- intervals over problems ----------------------------------------------------------------------------------------------

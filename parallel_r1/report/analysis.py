@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parallel_r1 import published
@@ -80,19 +80,28 @@ def depth(entries: Sequence[Found]) -> Table:
         means = [Cell(written(number(entry[f"mean_{what}"]))) for what in ("sequential", "tokens", "critical_path")]
         differences = [_difference(entry[what]) for what in ("critical_path", "tokens")]
         rows.append(Row(head, [Cell(written(entry["budget"], 0)), *means, *differences]))
-    notes = ["Difference in accuracy where an answer counts only within the budget, the depth that 90 % of the parallel responses need. "
-             "Parallel thinking buys depth: along the critical path a block costs its longest path, in tokens all of them."]  # fmt: skip
-    notes.append(
-        "Paired by problem, 95 % intervals, one training each. The sequential checkpoint of a run is its base model, which had no rl: what "
-        "blocks are worth against sequential rl is a comparison of two recipes."
-    )
+    notes = [BUDGET_NOTE, "Paired by problem, 95 % intervals, one training each. The sequential checkpoint of a run is its base model, which had "
+             "no rl: what blocks are worth against sequential rl is a comparison of two recipes (make experiments)."]  # fmt: skip
     return Table("Equal depth, equal tokens", columns, rows, notes)
+
+
+BUDGET_NOTE = (
+    "Difference in accuracy where an answer counts only within the budget, the depth that 90 % of the parallel responses need. "
+    "Parallel thinking buys depth: along the critical path a block costs its longest path, in tokens all of them."
+)
+
+
+def depth_of_rows(entries: Sequence[Found]) -> Table:
+    """Every row with blocks against the sequential row that had as much rl."""
+    tested = "Points over seeds and problems, 95 % intervals by a t-test over seeds that is clustered by seed and by problem."
+    return replace(depth(entries), notes=[BUDGET_NOTE, tested])
 
 
 def _difference(found: Found | None) -> Cell:
     if found is None:
         return Cell(NOTHING)
     tone = "higher" if found["low"] > 0 else "lower" if found["high"] < 0 else ""
+    tone = tone if found.get("seeds", 2) > 1 else ""
     span = f"{signed(100 * found['low'])} to {signed(100 * found['high'])}"
     return Cell(signed(100 * found["value"]), f"{span}\np {p_value(found['p'])}", tone)
 

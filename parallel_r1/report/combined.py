@@ -10,10 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from parallel_r1 import claims, published
+from parallel_r1.analysis import depth_of_rows
 from parallel_r1.config import ScratchStudent
 from parallel_r1.experiments import RESULTS, Difference, Estimate, RowRun, by_recipe, estimate, means, paired_difference, table
 from parallel_r1.metrics import holm
-from parallel_r1.report import numbers
+from parallel_r1.report import analysis, numbers
 from parallel_r1.report.claims import claims_table
 from parallel_r1.report.numbers import NOTHING, duration, number, signed, written
 from parallel_r1.report.page import Report, template
@@ -77,6 +78,7 @@ def build(experiments: Experiments) -> Report:
         "results": results_table(rows),
         "claims": claims_table(verdicts),
         "differences": differences_table(rows, compared) if compared else None,
+        "depth": analysis.depth_of_rows(entries) if (entries := depth_of_rows(experiments.runs)) else None,
         "checkpoints": checkpoints_table(rows),
         "seeds": seeds_table(rows),
         "by_set": by_set_table(rows),
