@@ -9,8 +9,21 @@ from typing import Any
 
 import pytest
 
-from parallel_r1.analysis import analyse, behaviour, budget, clustered, depth, early_and_late, over_steps, path_answer, paths, trends
-from parallel_r1.config import AnalysisConfig
+from parallel_r1.analysis import (
+    analyse,
+    behaviour,
+    budget,
+    clustered,
+    depth,
+    depth_of_rows,
+    early_and_late,
+    over_steps,
+    path_answer,
+    paths,
+    trends,
+)
+from parallel_r1.config import AnalysisConfig, PipelineConfig
+from parallel_r1.experiments import RowRun
 
 
 def rollout(problem: int = 0, correct: bool = True, blocks: Sequence[Sequence[str]] = (), tokens: int = 40, **more: Any) -> dict[str, Any]:
@@ -118,6 +131,24 @@ def test_depth_compares_with_the_last_sequential_checkpoint_before() -> None:
     assert entry["critical_path"]["value"] == 0, "as deep, as right"
     assert entry["tokens"]["value"] == -1, "no response fits into as many tokens"
     assert depth({"rl": parallel, "base": sequential}) == [], "nothing sequential before it"
+
+
+def test_rows_are_compared_with_the_sequential_row_of_as_much_rl(tmp_path: Path) -> None:
+    def row(recipe: str, seed: int, **sizes: int) -> RowRun:
+        folder = tmp_path / recipe / str(seed)
+        folder.mkdir(parents=True)
+        found = [rollout(n, n % 10 > seed, [AGREE] if "seen" in recipe else (), **sizes) | {"problem": f"? {n}"} for n in range(40)]
+        (folder / "rollouts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+        return RowRun(recipe, seed, PipelineConfig(), {"rl hard": folder}, {})
+
+    runs = [row("grpo_dapo", seed, tokens=30) for seed in range(3)]
+    runs += [row("parallel_r1_seen", seed, tokens=70, critical_path_tokens=40) for seed in range(3)]
+    [entry] = depth_of_rows(runs)
+    assert (entry["checkpoint"], entry["sequential"], entry["budget"]) == ("parallel_r1_seen", "grpo_dapo", 40)
+    assert (entry["mean_sequential"], entry["mean_tokens"], entry["mean_critical_path"]) == (30, 70, 40)
+    assert entry["critical_path"]["value"] == 0 and entry["critical_path"]["seeds"] == 3
+    assert entry["tokens"]["value"] == pytest.approx(-0.8) and entry["tokens"]["high"] < 0
+    assert depth_of_rows(runs[:3]) == [], "nothing to compare"
 
 
 def test_early_and_late_rollouts_are_of_the_first_and_the_last_step() -> None:
