@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.forms import Overrides, Recipe, described
+from flows.forms import TINY, Overrides, Recipe, described
 from flows.pipeline import train, until_whole
 from flows.steps import Steps
 from parallel_r1.config import ConfigError, PipelineConfig, load
@@ -25,8 +25,6 @@ from tasks.progress import say
 from tasks.report import PAGE
 from tasks.stage import Run
 from tasks.supervise import programs_end_with_flow
-
-TINY = tuple(sorted(path.relative_to(PROJECT).as_posix() for path in (PROJECT / "recipes/tiny").glob("*.yaml")))
 
 
 class RowsFailed(RuntimeError):

@@ -35,11 +35,13 @@ from parallel_r1.config import (
     Section,
     SftConfig,
     load,
+    resolved,
 )
 from tasks.places import PROJECT
 
 RECIPE = "pipeline_config.yaml"
-SHIPPED = (RECIPE, *sorted(path.relative_to(PROJECT).as_posix() for path in (PROJECT / "recipes").glob("*.yaml")))
+SHIPPED = (RECIPE, *(path.relative_to(PROJECT).as_posix() for pattern in ("*.yaml", "*/*.yaml") for path in sorted(PROJECT.glob(f"recipes/{pattern}"))))
+TINY = tuple(name for name in SHIPPED if name.startswith("recipes/tiny/"))
 LATEST = "latest"
 STAGES = ("prepare", "base", "generate", "filter", "sft", "rl", "evaluate", "analysis", "report")
 AT_THE_TOP = ("name", "seed", "attention", "store", "resources")
@@ -212,12 +214,11 @@ def filled_in(recipe: str, sections: Mapping[str, Any]) -> list[str]:
 
 
 def _recipe(path: Path) -> dict[str, Any]:
-    """The file as it stands; whatever is wrong with it is said by `load`."""
+    """What the file says before the schema's defaults; whatever is wrong with it is said by `load`."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return resolved(path)
+    except ConfigError:
         return {}
-    return raw if isinstance(raw, dict) else {}
 
 
 def _set_fields(form: Form | None) -> Iterator[tuple[str, Any]]:

@@ -583,10 +583,15 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Pipelin
     Raises ConfigError with one line per fault.
     """
     path = Path(path)
-    raw = _fill_stages(_read(path), path)
+    raw = resolved(path)
     for override in overrides:
         _apply(raw, override)
     return parse(raw, str(path))
+
+
+def resolved(path: Path) -> dict[str, Any]:
+    """A file with all that it extends, as plain data, not checked against the schema. Raises ConfigError where it can't be read."""
+    return _fill_stages(_read(path), path)
 
 
 EXTENDS = "extends"

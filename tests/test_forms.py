@@ -62,6 +62,12 @@ def test_the_empty_form_is_valid_and_changes_nothing(name: str) -> None:
     assert filled_in(DEMO, sections) == []
 
 
+def test_a_form_reaches_stages_that_a_recipe_takes_from_the_one_it_extends() -> None:
+    assert filled_in("recipes/tiny/unseen_with_rl_easy.yaml", {"rl": [RlForm(), RlForm(steps=3)]}) == ["rl.1.steps=3"]
+    with pytest.raises(ConfigError, match="2 entries in the form, 1 in the recipe"):
+        filled_in("recipes/tiny/grpo_dapo.yaml", {"rl": [RlForm()] * 2})
+
+
 def test_enums_are_drop_downs_and_defaults_are_named() -> None:
     schema = schema_of("sft")
     sft = schema["definitions"]["SftForm"]["properties"]
