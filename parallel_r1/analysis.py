@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -132,9 +132,18 @@ def form_of(row: Row) -> str:
 
 
 def early_and_late(rows: Sequence[Row], count: int) -> dict[str, list[Row]]:
-    """Rollouts of the first and of the last step that was kept, those with a block first."""
-    steps = {"early": min(row["step"] for row in rows), "late": max(row["step"] for row in rows)}
-    return {when: sorted((row for row in rows if row["step"] == step), key=lambda row: not row["blocks"])[:count] for when, step in steps.items()}
+    """Rollouts of the first and of the last step that was kept: those with a block first, and of other problems before the same again."""
+    steps = [row["step"] for row in rows]
+    return {"early": _chosen(rows, min(steps), count), "late": _chosen(rows, max(steps), count)}
+
+
+def _chosen(rows: Sequence[Row], step: int, count: int) -> list[Row]:
+    seen: Counter[str] = Counter()
+    ranked = []
+    for row in sorted((row for row in rows if row["step"] == step), key=lambda row: not row["blocks"]):
+        ranked.append((seen[row["problem_id"]], not row["blocks"], row))
+        seen[row["problem_id"]] += 1
+    return [row for *_, row in sorted(ranked, key=lambda entry: entry[:2])][:count]
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------------

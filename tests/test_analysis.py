@@ -156,6 +156,8 @@ def test_early_and_late_rollouts_are_of_the_first_and_the_last_step() -> None:
     found = early_and_late(rows, 2)
     assert {row["step"] for row in found["early"]} == {1} and {row["step"] for row in found["late"]} == {3}
     assert all(row["blocks"] for rows in found.values() for row in rows), "those with a block first"
+    again = [rollout(n % 2, True, [AGREE], step=1) for n in (0, 0, 0, 1)]
+    assert [row["problem_id"] for row in early_and_late(again, 2)["late"]] == ["p0", "p1"], "another problem before the same again"
 
 
 def test_rollouts_of_one_problem_count_as_one() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from parallel_r1 import published
 from parallel_r1.report.numbers import NOTHING, estimate, number, signed, written
+from parallel_r1.report.outcome import FEWEST_PROBLEMS
 from parallel_r1.report.rollouts import SampleRollout, lay_out, shown
 from parallel_r1.report.tables import Cell, Row, Table, p_value
 
@@ -57,15 +58,15 @@ def paths(by_label: Mapping[str, Found]) -> Table:
         rows.append(Row(Cell(shown(label), f"{entry['blocks']:,}"), [bleu, *(_share(entry, key) for key in keys)]))
     notes = ["Percent with 95 % intervals over problems, all sets together; BLEU from 0 to 1, mean over pairs of paths, 1 for copies."]
     notes.append(
-        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted. "
-        "A path is right, and yet the response is wrong: what the summaries lose."
+        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, and none "
+        f"has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
     )
     return Table("The paths of a block", columns, rows, notes)
 
 
 def _share(entry: Found, key: str) -> Cell:
-    one = estimate(entry, key)
-    return Cell(one.percent(), f"{one.percents()}\nof {entry[key]['n']:,}")
+    one, count = estimate(entry, key), entry[key]["n"]
+    return Cell(one.percent(), f"{one.percents() if count >= FEWEST_PROBLEMS else ''}\nof {count:,}")
 
 
 def depth(entries: Sequence[Found]) -> Table:

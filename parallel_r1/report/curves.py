@@ -163,7 +163,7 @@ def budget_panels(by_set: Mapping[str, Any], sequential: Mapping[str, str]) -> l
         if sequential.get(name) in found["curves"]:
             lines.append((sequential[name], "main", found["curves"][sequential[name]]["tokens"]))
         series = [Series(shown(title), tone, [(budgets, np.array(values) * 100)]) for title, tone, values in lines]
-        panels += _panel(f"{shown(name)}: accuracy within a budget, %", series, Frame(top=100.0, across="tokens"))
+        panels += _panel(f"{shown(name)}: accuracy within a budget, %", series, Frame(top=10.0, across="tokens"))
     return panels
 
 
