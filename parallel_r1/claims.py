@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -147,7 +146,7 @@ CLAIMS = (
     ),
     Claim(
         "<Parallel> moves to a later place in the response as training goes on",
-        tuple((Part("position in the last third of the rl steps over that in the first", "position", Checkpoint(row)),) for row in TRAINED),
+        tuple((Part("position in the last third of rl's last stage over that in its first", "position", Checkpoint(row)),) for row in TRAINED),
     ),
     Claim("A scaffold of parallel thinking ends above accuracy alone from the start", (_better("scaffold", S1),)),
     Claim("Parallel thinking ends above sequential GRPO", (_better(SEEN, "grpo_gsm8k_dapo"), _better(SEEN, "grpo_dapo"), _better(S1, "grpo_dapo"))),
@@ -189,6 +188,7 @@ def _found(part: Part, rows: Rows) -> Finding:
         return Finding(part, math.nan, math.nan, math.nan, math.nan, 0, 0, "undecided", _why_nothing(part))
     problems = min(sum(map(len, sets.values())) for sets in found.values())
     effect, low, high, p = measured(found, part.at_most or 0.0)
+    low = low if part.less or part.measure == "position" else max(0.0, low)
     reason = _too_few(part, len(found), problems)
     outcome = "undecided" if reason else _decided(part, low, high)
     return Finding(part, effect, low, high, p, len(found), problems, outcome, reason)
@@ -220,20 +220,17 @@ def _decided(part: Part, low: float, high: float) -> Outcome:
 
 
 def _moves(runs: Sequence[RowRun]) -> Table:
-    """Per seed, the relative position of the first block in the last third of all rl steps minus that in the first, step by step."""
+    """Per seed, the relative position of the first block in the last third of an rl stage's steps minus that in the first, step by step: of
+    the last stage, as another one has other problems."""
     found = {}
     for run in runs:
-        positions = list(_position_by_step(run.training.values()))
-        third = len(positions) // 3
-        if len(positions) >= FEWEST_STEPS:
-            pairs = zip(positions[:third], positions[-third:], strict=True)
-            found[run.seed] = {"steps": {str(place): late - early for place, (early, late) in enumerate(pairs)}}
+        last = list(run.training.values())[-1:]
+        rows = [row for folder in last for row in read_lines(folder / "metrics.jsonl") if "parallel_position" in row]
+        third = len(rows) // 3
+        if len(rows) >= FEWEST_STEPS:
+            pairs = zip(rows[:third], rows[-third:], strict=True)
+            found[run.seed] = {"steps": {str(place): late["parallel_position"] - early["parallel_position"] for place, (early, late) in enumerate(pairs)}}
     return found
-
-
-def _position_by_step(folders: Iterable[Path]) -> Iterator[float]:
-    for folder in folders:
-        yield from (row["parallel_position"] for row in read_lines(folder / "metrics.jsonl") if "parallel_position" in row)
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------------

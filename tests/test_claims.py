@@ -54,7 +54,8 @@ def rows(
             evaluations = {title: evaluation(place / title, level, hardness, rng) for title, level in checkpoints.items()}
             steps = np.linspace(*position, 30) + rng.normal(0, 0.01, 30)
             write(place / "rl" / "metrics.jsonl", [{"step": i, "parallel_position": float(at)} for i, at in enumerate(steps, 1)])
-            runs.append(RowRun(recipe, seed, PipelineConfig(), evaluations, {"rl hard": place / "rl"}))
+            write(place / "easy" / "metrics.jsonl", [{"step": i, "parallel_position": 0.2} for i in range(1, 31)])
+            runs.append(RowRun(recipe, seed, PipelineConfig(), evaluations, {"rl easy": place / "easy", "rl hard": place / "rl"}))
     return runs
 
 
@@ -104,7 +105,7 @@ def test_effects_the_other_way_are_not_reproduced(tmp_path: Path, claim: int, le
 
 
 @pytest.mark.parametrize("position, expected", [((0.1, 0.4), "reproduced"), ((0.4, 0.1), "not reproduced"), ((0.2, 0.2), "not reproduced")])
-def test_where_blocks_move(tmp_path: Path, position: tuple[float, float], expected: str) -> None:
+def test_where_blocks_move_within_the_last_stage(tmp_path: Path, position: tuple[float, float], expected: str) -> None:
     verdict = judge(rows(tmp_path, {"parallel_r1_seen": PAPER["parallel_r1_seen"]}, problems=4, position=position))[MOVES]
     assert verdict.outcome == expected, verdict.sentence
 
@@ -194,4 +195,6 @@ def test_the_table_says_every_verdict(tmp_path: Path) -> None:
     text = as_markdown(claims_table(verdicts))
     for verdict in verdicts:
         assert verdict.claim.replace("<", "&lt;").replace(">", "&gt;") in text
-    assert text.count("reproduced") >= len(CLAIMS) and "3 seeds" in text and "+12.9" in text
+    assert {verdict.outcome for verdict in verdicts} <= {outcome for outcome in ("reproduced", "undecided") if outcome in text}
+    assert "3 × 40" in text and "+12.9" in text
+    assert "0.0 (0.0 to" in text, "a share that is measured alone doesn't fall below zero"

@@ -50,6 +50,7 @@ def test_the_whole_pipeline_survives_kill_9_inside_rl(project: Project) -> None:
 
     check_what_was_learned(project)
     check_report(project, output)
+    check_analysis(project)
     assert set(project.run("run").values()) == {"cached"}, "a third run finds everything"
 
 
@@ -75,5 +76,16 @@ def check_report(project: Project, output: str) -> None:
     html = page.read_text()
     for label in ("base", "sft", "rl easy"):
         assert label in html and label in output
+    assert 'id="analysis"' in html and "step 1 beside step" in html
     assert not re.search(r"(src|href)=[\"']https?://", html), "the report loads nothing from outside"
     assert (page.parent / "report.md").exists() and json.loads((page.parent / "results.json").read_text())["rows"]
+
+
+def check_analysis(project: Project) -> None:
+    [path] = project.store.glob("analysis/*/analysis.json")
+    found = json.loads(path.read_text())
+    assert list(found["paths"]) == ["sft", "rl easy"], "the base model has no blocks"
+    [stage] = found["trends"]
+    assert stage["steps"] == STEPS and 0 <= stage["windows"][0]["position"]["value"] < 1
+    shown = {artifact["key"] for artifact in project.ask("artifacts/latest/filter", {"limit": 200})}
+    assert {"analysis", "analysis-curves", "analysis-behaviour", "analysis-samples"} <= shown
