@@ -1,8 +1,8 @@
 """What the blocks of a run are good for, and how their use changes while the student learns (paper section 5).
 
-Read from what the stages have written: per optimiser step rl's metrics.jsonl, and the rollouts that it kept of each step; per checkpoint the
-rollouts of its evaluation. Every estimate is {"value", "low", "high", "n"} with a 95 % interval (None where there is nothing to make one of):
-over the steps of a window for training, by a bootstrap over problems for checkpoints.
+Read from what the stages have written: per optimiser step rl's metrics.jsonl, and the rollouts that it kept of each step; per checkpoint
+the rollouts of its evaluation. Every estimate is {"value", "low", "high", "n"} with a 95 % interval (None where there is nothing to make one
+of): over the steps of a window for training, by a bootstrap over problems for checkpoints.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TRENDS = {
     "parallel_ratio": "parallel_ratio",
     "similarity": "path_similarity",
 }
-"""What is followed over training, by the metric of a step that holds it: where the first block starts, as a share of the response; blocks per
-response; responses with a block; pairwise BLEU of the paths of a block."""
+"""What is followed over training, by the metric of a step that holds it: where the first block starts, as a share of the response; blocks
+per response; responses with a block; pairwise BLEU of the paths of a block."""
 
 FEWEST_STEPS = 3
 """Steps in a window: with fewer an interval over them says nothing."""
@@ -52,7 +52,7 @@ BUDGET_SHARE = 0.9
 
 
 def analyse(training: Mapping[str, Path], evaluations: Mapping[str, Path], config: AnalysisConfig) -> dict[str, Any]:
-    """All of it, as JSON. `training`: titles of the rl stages, in their order, to folders; `evaluations`: labels of checkpoints, in theirs."""
+    """All of it, as JSON. `training`: titles of the rl stages, in their order, to folders; `evaluations`: labels of checkpoints."""
     kept = {title: read_lines(folder / ROLLOUTS) for title, folder in training.items()}
     checkpoints = {label: read_lines(folder / ROLLOUTS) for label, folder in evaluations.items()}
     return {
@@ -69,7 +69,7 @@ def analyse(training: Mapping[str, Path], evaluations: Mapping[str, Path], confi
 
 
 def trends(metrics: Mapping[str, Sequence[Row]], kept: Mapping[str, Sequence[Row]], windows: int) -> list[dict[str, Any]]:
-    """One entry per stage, {"stage", "steps", "windows"}: about `windows` windows over the steps of all stages, none across two of them, each
+    """One entry per stage, {"stage", "steps", "windows"}: about `windows` windows over the steps of all stages, none across two, each
     {"first", "last"} (steps of the stage) with the estimates of TRENDS and "agreement", of the paths in the rollouts that were kept."""
     steps = sum(map(len, metrics.values()))
     width = max(FEWEST_STEPS, -(-steps // windows))
@@ -110,8 +110,8 @@ def _agreement_by_step(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def behaviour(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Of the rollouts that a stage kept, what they did (right or wrong; without a block, parallel, malformed), how often in the first and in
-    the last third of its steps, and what it earned."""
+    """Of the rollouts that a stage kept, what they did (right or wrong; without a block, parallel, malformed), how often in the first and
+    in the last third of its steps, and what it earned."""
     steps = sorted({row["step"] for row in rows})
     third = max(1, len(steps) // 3)
     early, late = ([row for row in rows if row["step"] in chosen] for chosen in (set(steps[:third]), set(steps[-third:])))
@@ -230,8 +230,8 @@ def _within(rows: Sequence[Row], size: str, limit: float) -> float:
 
 
 def depth(checkpoints: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    """Every checkpoint with blocks against the last sequential one before it, by set, within the same budget: a difference in accuracy at as
-    many tokens along the critical path, and one at as many tokens in all. Parallel thinking buys depth, not tokens."""
+    """Every checkpoint with blocks against the last sequential one before it, by set, within the same budget: a difference in accuracy at
+    as many tokens along the critical path, and one at as many tokens in all. Parallel thinking buys depth, not tokens."""
     found: list[dict[str, Any]] = []
     sequential: dict[str, tuple[str, list[Row]]] = {}
     for label, rows in checkpoints.items():
@@ -272,9 +272,9 @@ TWINS = {
 def depth_of_rows(runs: Sequence[RowRun]) -> list[dict[str, Any]]:
     """As `depth`, for whole rows over all their seeds and sets: the final checkpoints of the rows of TWINS."""
     rows = by_recipe(runs)
-    pairs = [(name, twin) for name, twins in TWINS.items() if name in rows for twin in [next((one for one in twins if one in rows), None)] if twin]
+    twins = {name: next((twin for twin in TWINS[name] if twin in rows), None) for name in TWINS if name in rows}
     found = []
-    for name, twin in pairs:
+    for name, twin in ((name, twin) for name, twin in twins.items() if twin):
         parallel, sequential = ({run.seed: read_lines(run.evaluations[run.final] / ROLLOUTS) for run in rows[one]} for one in (name, twin))
         compared = _compared_by_seed(sequential, parallel)
         found += [{"set": "all sets", "checkpoint": name, "sequential": twin, **compared}] if compared else []
@@ -291,7 +291,8 @@ def _compared_by_seed(sequential: Mapping[int, list[Row]], parallel: Mapping[int
         if not differences:
             return None
         value, low, high, p = measured(differences)
-        found |= {f"mean_{what}": fmean(row[size] for row in pooled), what: {"value": value, "low": low, "high": high, "p": p, "seeds": len(differences)}}
+        found[what] = {"value": value, "low": low, "high": high, "p": p, "seeds": len(differences)}
+        found[f"mean_{what}"] = fmean(row[size] for row in pooled)
     return found
 
 

@@ -116,6 +116,10 @@ def _ratio_falls(recipe: str) -> tuple[Part, ...]:
     return (Part("parallel ratio after sft over the ratio after rl", "parallel_ratio", Checkpoint(recipe, "sft"), Checkpoint(recipe)),)
 
 
+def _moves_later(recipe: str) -> tuple[Part, ...]:
+    return (Part("position in the last third of rl's last stage over that in its first", "position", Checkpoint(recipe)),)
+
+
 def _better(recipe: str, other: str) -> tuple[Part, ...]:
     return (Part("accuracy", "mean", Checkpoint(recipe), Checkpoint(other)),)
 
@@ -146,10 +150,13 @@ CLAIMS = (
     ),
     Claim(
         "<Parallel> moves to a later place in the response as training goes on",
-        tuple((Part("position in the last third of rl's last stage over that in its first", "position", Checkpoint(row)),) for row in TRAINED),
+        tuple(map(_moves_later, TRAINED)),
     ),
     Claim("A scaffold of parallel thinking ends above accuracy alone from the start", (_better("scaffold", S1),)),
-    Claim("Parallel thinking ends above sequential GRPO", (_better(SEEN, "grpo_gsm8k_dapo"), _better(SEEN, "grpo_dapo"), _better(S1, "grpo_dapo"))),
+    Claim(
+        "Parallel thinking ends above sequential GRPO",
+        (_better(SEEN, "grpo_gsm8k_dapo"), _better(SEEN, "grpo_dapo"), _better(S1, "grpo_dapo")),
+    ),
 )  # fmt: skip
 
 
@@ -225,11 +232,12 @@ def _moves(runs: Sequence[RowRun]) -> Table:
     found = {}
     for run in runs:
         last = list(run.training.values())[-1:]
-        rows = [row for folder in last for row in read_lines(folder / "metrics.jsonl") if "parallel_position" in row]
-        third = len(rows) // 3
-        if len(rows) >= FEWEST_STEPS:
-            pairs = zip(rows[:third], rows[-third:], strict=True)
-            found[run.seed] = {"steps": {str(place): late["parallel_position"] - early["parallel_position"] for place, (early, late) in enumerate(pairs)}}
+        logged = [row.get("parallel_position") for folder in last for row in read_lines(folder / "metrics.jsonl")]
+        positions = [position for position in logged if position is not None]
+        third = len(positions) // 3
+        if len(positions) >= FEWEST_STEPS:
+            pairs = zip(positions[:third], positions[-third:], strict=True)
+            found[run.seed] = {"steps": {str(place): late - early for place, (early, late) in enumerate(pairs)}}
     return found
 
 

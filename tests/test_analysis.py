@@ -81,7 +81,8 @@ def test_behaviour_counts_what_was_done_at_both_ends_and_what_it_earned() -> Non
 
 
 def steps(count: int, start: float = 0.0) -> list[dict[str, float]]:
-    return [{"step": step, "parallel_position": start + step / 100, "parallel_ratio": 0.5, "blocks_per_response": 2.0} for step in range(1, count + 1)]
+    rates = {"parallel_ratio": 0.5, "blocks_per_response": 2.0}
+    return [{"step": step, "parallel_position": start + step / 100, **rates} for step in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("counts, windows, expected, reason", [
@@ -97,7 +98,8 @@ def test_windows(counts: list[int], windows: int, expected: list[list[int]], rea
 
 
 def test_trends_hold_means_with_intervals_and_leave_out_what_was_not_recorded() -> None:
-    kept = [rollout(0, True, [AGREE], step=1), rollout(0, True, [SPLIT], step=1), rollout(0, True, [AGREE], step=2), rollout(0, True, step=3)]
+    kept = [rollout(0, True, [AGREE], step=1), rollout(0, True, [SPLIT], step=1), rollout(0, True, [AGREE], step=2)]
+    kept += [rollout(0, True, step=3)]
     [stage] = trends({"rl": steps(3)}, {"rl": kept}, 2)
     [window] = stage["windows"]
     assert window["position"]["value"] == pytest.approx(0.02) and 0 <= window["position"]["low"] < 0.02 < window["position"]["high"]
@@ -170,7 +172,8 @@ def test_rollouts_of_one_problem_count_as_one() -> None:
 
 def test_a_whole_run_from_its_files(tmp_path: Path) -> None:
     rows = [rollout(n, True, [AGREE], step=step, reward=1.0) for n in range(4) for step in (1, 2)]
-    files = {"rl/metrics.jsonl": steps(2), "rl/rollouts.jsonl": rows, "base/rollouts.jsonl": [rollout(n) for n in range(4)], "last/rollouts.jsonl": rows}
+    files = {"rl/metrics.jsonl": steps(2), "rl/rollouts.jsonl": rows, "last/rollouts.jsonl": rows}
+    files["base/rollouts.jsonl"] = [rollout(n) for n in range(4)]
     for name, lines in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -65,7 +65,8 @@ def evaluation(folder: Path, level: Level, hardness: np.ndarray, rng: np.random.
     for place, chance in enumerate(chances):
         for _ in range(4):
             blocks = int(rng.random() < level.ratio)
-            row: dict[str, Any] = {"set": "tier1", "problem_id": f"p{place}", "problem": f"problem {place}", "correct": bool(rng.random() < chance)}
+            row: dict[str, Any] = {"set": "tier1", "problem_id": f"p{place}", "problem": f"problem {place}"}
+            row["correct"] = bool(rng.random() < chance)
             found.append(row | {"blocks": blocks, "well_formed": True, "finish": "eos", "tokens": 50, "critical_path_tokens": 40})
     write(folder / "rollouts.jsonl", found)
     return folder

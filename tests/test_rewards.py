@@ -124,7 +124,8 @@ REWARDS = get_args(Reward)
 def test_no_bonus_lets_a_wrong_answer_win(name: str, step: int) -> None:
     config = RlConfig(reward=name)
     wrong = max(reward_of(config, step, outcome) for outcome in OUTCOMES if not outcome.correct)
-    honest = [outcome for outcome in OUTCOMES if outcome.correct and (outcome.parallel or (not outcome.blocks and name != "accuracy_and_parallel"))]
+    sequential = name != "accuracy_and_parallel"
+    honest = [outcome for outcome in OUTCOMES if outcome.correct and (outcome.parallel or (not outcome.blocks and sequential))]
     assert wrong < min(reward_of(config, step, outcome) for outcome in honest)
 
 
@@ -140,15 +141,16 @@ def test_degenerate_blocks_never_win_over_an_honest_one(name: str, step: int, co
 
 # --- what a completion can try ----------------------------------------------------------------------------------------------
 
-BLOCK = "<Parallel><Path>In order. 12+5=17;17-3=14.</Path><Path>Losses first. 12-3=9;9+5=14.</Path></Parallel>\n<Summary>Both give 14.</Summary>"
+ONE, OTHER = "In order. 12+5=17;17-3=14.", "Losses first. 12-3=9;9+5=14."
+BLOCK = f"<Parallel><Path>{ONE}</Path><Path>{OTHER}</Path></Parallel>\n<Summary>Both give 14.</Summary>"
 HONEST_TEXT = f"Start with 12.\n{BLOCK}\nFinal Answer: 14"
 DEGENERATE = {
-    "an empty path": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", ""),
-    "a blank path": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", " \n "),
+    "an empty path": HONEST_TEXT.replace(OTHER, ""),
+    "a blank path": HONEST_TEXT.replace(OTHER, " \n "),
     "no paths at all": "<Parallel></Parallel>\n<Summary>14</Summary>\nFinal Answer: 14",
     "a single path": "<Parallel><Path>12+5-3=14</Path></Parallel>\n<Summary>14</Summary>\nFinal Answer: 14",
-    "copied paths": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", "In order. 12+5=17;17-3=14."),
-    "long copied paths": HONEST_TEXT.replace("Losses first. 12-3=9;9+5=14.", "a b c d " * 50).replace("In order. 12+5=17;17-3=14.", "a b c d " * 50),
+    "copied paths": HONEST_TEXT.replace(OTHER, ONE),
+    "long copied paths": HONEST_TEXT.replace(OTHER, "a b c d " * 50).replace(ONE, "a b c d " * 50),
     "an empty summary": HONEST_TEXT.replace("Both give 14.", ""),
     "no summary": HONEST_TEXT.replace("\n<Summary>Both give 14.</Summary>", ""),
     "the same block again and again": "\n".join([BLOCK] * 8) + "\nFinal Answer: 14",

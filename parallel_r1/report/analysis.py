@@ -58,8 +58,8 @@ def paths(by_label: Mapping[str, Found]) -> Table:
         rows.append(Row(Cell(shown(label), f"{entry['blocks']:,}"), [bleu, *(_share(entry, key) for key in keys)]))
     notes = ["Percent with 95 % intervals over problems, all sets together; BLEU from 0 to 1, mean over pairs of paths, 1 for copies."]
     notes.append(
-        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, and none "
-        f"has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
+        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, and "
+        f"none has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
     )
     return Table("The paths of a block", columns, rows, notes)
 
@@ -81,8 +81,8 @@ def depth(entries: Sequence[Found]) -> Table:
         means = [Cell(written(number(entry[f"mean_{what}"]))) for what in ("sequential", "tokens", "critical_path")]
         differences = [_difference(entry[what]) for what in ("critical_path", "tokens")]
         rows.append(Row(head, [Cell(written(entry["budget"], 0)), *means, *differences]))
-    notes = [BUDGET_NOTE, "Paired by problem, 95 % intervals, one training each. The sequential checkpoint of a run is its base model, which had "
-             "no rl: what blocks are worth against sequential rl is a comparison of two recipes (make experiments)."]  # fmt: skip
+    notes = [BUDGET_NOTE, "Paired by problem, 95 % intervals, one training each. The sequential checkpoint of a run is its base model, "
+             "which had no rl: what blocks are worth against sequential rl is a comparison of two recipes (make experiments)."]  # fmt: skip
     return Table("Equal depth, equal tokens", columns, rows, notes)
 
 
@@ -118,7 +118,7 @@ def behaviour(by_stage: Mapping[str, Sequence[Found]]) -> Table:
             did = f"{'right' if entry['correct'] else 'wrong'}, {entry['form']}"
             shares = [Cell(written(100 * entry[when])) for when in ("early", "late")]
             rows.append(Row(Cell(did, shown(stage)), [*shares, Cell(written(reward.value, 2), span), Cell(written(entry["n"], 0))]))
-    notes = ["Of the rollouts that rl kept of every step (rl.N.sample_rollouts). Malformed: any fault in the markup, with or without a block."]
+    notes = ["Of the rollouts that rl kept of every step (rl.N.sample_rollouts). Malformed: any fault in the markup, in a block or not."]
     return Table("Behaviour and reward in rl", columns, rows, notes)
 
 

@@ -202,7 +202,8 @@ def _panel(title: str, series: list[Series], frame: Frame = Frame()) -> list[Pan
         return []
     legend = [(one.label, one.tone) for one in known] if len(series) > 1 else []
     pieces = known[0].pieces
-    alt = f"{title} over {frame.across} {pieces[0][0].min():.0f} to {pieces[-1][0].max():.0f}. {' '.join(_in_words(one, frame.log) for one in known)}"
+    words = " ".join(_in_words(one, frame.log) for one in known)
+    alt = f"{title} over {frame.across} {pieces[0][0].min():.0f} to {pieces[-1][0].max():.0f}. {words}"
     return [Panel(title, _lines(title, known, frame), alt, legend)]
 
 
