@@ -37,8 +37,8 @@ from parallel_r1.config import NOT_IN_KEY, FileContent, LocalOrHub
 MANIFEST = "MANIFEST.json"
 STAGING = ".staging"
 NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl", "tensorboard"})
-"""Files and folders for people, which no later stage reads: listed in the manifest, but two artifacts that differ only here have the same
-digest."""
+"""Files and folders for people, which report and analysis draw and no other stage reads: listed in the manifest, but two artifacts that differ
+only here have the same digest."""
 
 FILE_CONTENT_MARK = get_args(FileContent)[1]
 LOCAL_OR_HUB_MARK = get_args(LocalOrHub)[1]
