@@ -521,6 +521,13 @@ def test_samples_show_right_and_wrong_of_every_checkpoint(run: ReportInput) -> N
     assert html.count("✓ right") == html.count("✗ wrong")
 
 
+def test_the_analysis_is_said_in_words(run: ReportInput) -> None:
+    made = build(run)
+    for text in (made.html, made.markdown):
+        assert "the first block moved from 5.7 to 2.2 % of the response" in text
+        assert "The paths of rl hard agree in" in text
+
+
 def test_early_rollouts_stand_beside_late_ones(run: ReportInput) -> None:
     html = build(run).html
     assert html.count('class="pair"') == 2 * run.config.analysis.samples, "two rl stages"

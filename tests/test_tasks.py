@@ -17,7 +17,7 @@ from parallel_r1.config import PipelineConfig, ScratchStudent, load
 from tasks.locks import FlockManager
 from tasks.places import PROJECT
 from tasks.progress import Progress, slug
-from tasks.show import _curves
+from tasks.show import curves_image
 from tasks.stage import Run, uses_hub
 
 HOLDER = """
@@ -68,7 +68,7 @@ def test_artifact_keys_are_what_prefect_takes(text: str, expected: str) -> None:
 
 def test_curves_are_an_image_of_what_was_logged() -> None:
     rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "reward": 0.5}]
-    assert _curves(rows, ["loss", "reward"]).startswith("data:image/png;base64,iVBOR")
+    assert curves_image(rows, ["loss", "reward"]).startswith("data:image/png;base64,iVBOR")
 
 
 def test_only_a_run_without_hub_sources_is_offline() -> None:

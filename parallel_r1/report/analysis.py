@@ -33,6 +33,27 @@ class StagePairs:
     pairs: list[Pair]
 
 
+def summary(found: Found) -> list[str]:
+    """What the section shows, in a sentence or two."""
+    return [*_moved(found["trends"]), *_lost(found["paths"])]
+
+
+def _moved(stages: Sequence[Found]) -> Iterator[str]:
+    windows = [window for stage in stages for window in stage["windows"] if window["position"]["value"] is not None]
+    if len(windows) > 1:
+        (start, end), (few, many) = ([estimate(one, key).percent() for one in (windows[0], windows[-1])] for key in ("position", "parallel_ratio"))
+        yield f"Over rl, the first block moved from {start} to {end} % of the response, and responses with a block went from {few} to {many} %."
+
+
+def _lost(by_label: Mapping[str, Found]) -> Iterator[str]:
+    label = next(reversed(by_label), None)
+    entry = by_label[label] if label else {}
+    if entry and entry["agreement"]["n"] >= FEWEST_PROBLEMS:
+        agreed, right, reached = (estimate(entry, key) for key in ("agreement", "right", "any_path_right"))
+        told = f"The paths of {shown(label)} agree in {agreed.percent()} % of blocks"
+        yield f"{told}; a path is right in {reached.percent()} %, the response in {right.percent()} % of them."
+
+
 def tables(found: Found) -> list[Table]:
     """The tables for which there is anything to show."""
     made = [

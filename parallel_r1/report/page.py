@@ -61,6 +61,7 @@ def build(report: ReportInput) -> Report:
         "summary": outcome.summary(report.evaluations, found, seconds),
         "tables": _tables(report, found, indexes),
         "analysis": analysis.tables(report.analysis) if report.analysis else [],
+        "analysed": analysis.summary(report.analysis) if report.analysis else [],
         "limits": NOT_SHOWN_AT_THIS_SCALE if isinstance(report.config.student, ScratchStudent) else (),
         "config": config_yaml(report.config),
     }
@@ -135,7 +136,7 @@ def _samples(report: ReportInput, place: int, found: rollouts.RolloutIndex) -> _
 
 def _markdown(
     name: str, facts: list[tuple[str, str]], summary: list[str], tables: dict[str, Table | None], analysis: list[Table],
-    limits: tuple[str, ...], config: str,
+    analysed: list[str], limits: tuple[str, ...], config: str,
 ) -> str:
     listed = "\n".join(f"- {escape_markdown(title)}: {escape_markdown(text)}" for title, text in facts)
     parts = [f"# {escape_markdown(name)}", escape_markdown(" ".join(summary)), listed]
@@ -143,6 +144,7 @@ def _markdown(
         parts += _markdown_section(tables[key])
     if limits:
         parts += ["## What this scale does not show", "\n".join(f"- {escape_markdown(limit)}" for limit in limits)]
+    parts += ["## What the blocks are good for", escape_markdown(" ".join(analysed))] if analysed else []
     for table in analysis:
         parts += _markdown_section(table)
     for key in ("funnel", "stages"):
