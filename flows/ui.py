@@ -1,6 +1,6 @@
 """Serve the Prefect UI and the deployments of prefect.yaml on this machine, until Ctrl-C.
 
-    python -m flows.ui
+    python -m flows.ui [--set-up-only]
 
 Makes the work pools `cpu` and `gpu` where they are missing, registers the deployments, limits the tag `gpu` to GPU_JOBS (1) tasks at a
 time, installs the automation that marks killed runs as Crashed, and runs one worker per pool.
@@ -8,11 +8,13 @@ time, installs the automation that marks killed runs as Crashed, and runs one wo
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 from flows import server
@@ -36,10 +38,22 @@ def prefect(*arguments: str) -> None:
 def set_up() -> None:
     """Make the server know pools, deployments, the limit and the automation. Again changes nothing."""
     for pool in POOLS:
-        prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
+        make_pool(pool)
     prefect("deploy", "--all")
     limit_gpu_jobs(int(os.environ.get("GPU_JOBS", "1")))
     install_automation()
+
+
+def make_pool(name: str) -> None:
+    """A pool whose runs are processes of its workers, unless there is one, of whatever type (docker/pools)."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.read_work_pool(name)
+    except ObjectNotFound:
+        prefect("work-pool", "create", name, "--type", "process")
 
 
 def limit_gpu_jobs(jobs: int) -> None:
@@ -76,8 +90,11 @@ def install_automation() -> None:
         Automation(name=AUTOMATION, description="A run without heartbeat has crashed", trigger=trigger, actions=[crash]).create()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until interrupted; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--set-up-only", action="store_true", help="make the server know everything and end; workers run elsewhere")
+    options = parser.parse_args(arguments)
     os.environ["PARALLEL_R1_PROJECT"] = str(PROJECT)  # where the workers' flow runs find the project
     try:
         url = server.ensure()
@@ -85,6 +102,8 @@ def main() -> int:
     except server.ServerError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.set_up_only:
+        return 0
     print(f"UI: {url.removesuffix('/api')}/deployments   Ctrl-C ends the workers; `make stop` ends the server", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
