@@ -158,8 +158,10 @@ def budget_panels(by_set: Mapping[str, Any], sequential: Mapping[str, str]) -> l
     panels = []
     for name, found in by_set.items():
         budgets, label = np.array(found["budgets"]), list(found["curves"])[-1]
-        lines = [(f"{label}, all tokens", "line", found["curves"][label]["tokens"])]
-        lines.append((f"{label}, critical path", "later", found["curves"][label]["critical_path"]))
+        tokens, critical_path = (found["curves"][label][what] for what in ("tokens", "critical_path"))
+        lines = [(f"{label}, all tokens", "line", tokens), (f"{label}, critical path", "later", critical_path)]
+        if tokens == critical_path:
+            lines = [(label, "line", tokens)]
         if sequential.get(name) in found["curves"]:
             lines.append((sequential[name], "main", found["curves"][sequential[name]]["tokens"]))
         series = [Series(shown(title), tone, [(budgets, np.array(values) * 100)]) for title, tone, values in lines]
