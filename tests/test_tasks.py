@@ -88,7 +88,7 @@ def test_every_deployment_is_a_flow_and_every_flow_is_deployed_once() -> None:
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
     flows = [import_object(deployment["entrypoint"].replace(".py:", ":").replace("/", ".").replace(":", ".")) for deployment in deployments]
     assert all(isinstance(flow, Flow) and flow.description for flow in flows)
-    expected = ["analysis", "base", "evaluate", "filter", "generate", "parallel-r1", "prepare", "report", "rl", "sft"]
+    expected = ["analysis", "base", "evaluate", "experiments", "filter", "generate", "parallel-r1", "prepare", "report", "rl", "sft"]
     assert sorted(flow.name for flow in flows) == expected
     for flow in flows:
         assert all(field.get("description") for field in flow.parameters.model_dump()["properties"].values()), flow.name
