@@ -179,8 +179,6 @@ def test_the_terminal_gets_the_same_numbers(rows: list[RowRun]) -> None:
 # --- the flow -------------------------------------------------------------------------------------------------------------
 
 TRANSFORMERS = {"engine": "transformers", "max_response_tokens": 64, "max_blocks": 1}
-RL = {"name": "hard", "problems": {"tier1": 1.0}, "prompt": "bare", "steps": 2, "prompts_per_step": 2, "rollouts_per_prompt": 4,
-      "micro_batch_size": 8, "rollout": TRANSFORMERS}  # fmt: skip
 
 
 def recipe(folder: Path, name: str, **changes: Any) -> str:
@@ -199,21 +197,21 @@ def start(project: Project, *recipes: str, seeds: int = 2) -> tuple[int, str, st
 
 @pytest.mark.slow
 def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project: Project, tmp_path: Path) -> None:
-    sft, rl = recipe(tmp_path, "sft_seen"), recipe(tmp_path, "parallel_r1_seen", rl=[RL])
+    base, sft = recipe(tmp_path, "base", generate=None, sft=None), recipe(tmp_path, "sft_seen")
     broken = recipe(tmp_path, "sft_unseen", sft={**TINY["sft"], "max_tokens": 16})
-    code, output, errors = start(project, sft, broken, rl)
+    code, output, errors = start(project, base, broken, sft)
     assert code == 1 and "2 of 6 rows failed" in errors and "sft_unseen, seed 1" in errors, errors
-    assert {stage: len(project.keys(stage)) for stage in ("base", "sft", "rl", "evaluate", "experiments")} == {
-        "base": 2, "sft": 2, "rl": 2, "evaluate": 6, "experiments": 1,
+    assert {stage: len(project.keys(stage)) for stage in ("base", "sft", "evaluate", "experiments")} == {
+        "base": 2, "sft": 2, "evaluate": 4, "experiments": 1,
     }, "each stage once per seed, whatever the number of rows"  # fmt: skip
     [page] = project.store.glob("experiments/*/report.html")
-    assert "Rows that failed" in page.read_text() and "parallel_r1_seen" in page.read_text()
+    assert "Rows that failed" in page.read_text() and "sft_seen" in page.read_text()
 
-    code, output, errors = start(project, sft, rl)
+    code, output, errors = start(project, base, sft)
     assert code == 0, errors
     built = [line for line in output.splitlines() if re.search(r"  done in \d+ s$", line)]
     assert len(built) == 1 and "experiments" in built[0], "only the page is new"
-    assert re.search(r"^parallel_r1_seen +\d", output, re.MULTILINE), "the table in the terminal"
+    assert re.search(r"^sft_seen +\d", output, re.MULTILINE), "the table in the terminal"
 
 
 def test_two_rows_of_one_name_are_refused(project: Project, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def _lead(rows: Rows, verdicts: Sequence[claims.Verdict]) -> list[str]:
     scratch = any(isinstance(run.config.student, ScratchStudent) for runs in rows.values() for run in runs)
     small = "The students are small models made from scratch on procedural problems: this page tests the method's claims at that scale, " \
             "and its levels say nothing about the paper's."  # fmt: skip
-    return [first, *[small] * scratch, "Every interval is 95 %, over problems and seeds."]
+    doubt = "problems and seeds" if len(_seeds(rows)) > 1 else "problems alone: one seed says nothing of another"
+    return [first, *[small] * scratch, f"Every interval is 95 %, over {doubt}."]
 
 
 def _facts(rows: Rows, experiments: Experiments) -> list[tuple[str, str]]:
@@ -229,7 +230,8 @@ def _points(one: Difference | None, test: str = "") -> Cell:
 
 def checkpoints_table(rows: Rows) -> Table:
     """Accuracy and parallel ratio of every checkpoint on the way to the last one."""
-    titles = list(dict.fromkeys(title for runs in rows.values() for run in runs for title in run.evaluations))
+    places = [(place, title) for runs in rows.values() for run in runs for place, title in enumerate(run.evaluations)]
+    titles = sorted({title: None for _, title in places}, key=lambda title: max(place for place, other in places if other == title))
     body = []
     for recipe, runs in rows.items():
         cells = []
