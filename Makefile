@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
-.PHONY: help demo experiments test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu
+.PHONY: help demo experiments test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ clean: stop  ## remove the state folder; asks before it removes artifacts
 
 reasoning-gym: .venv/orchestrator/.done  ## install the package behind problems of `type: reasoning_gym`
 	@$(ORCHESTRATOR) -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r requirements/reasoning-gym.txt
+
+tracking: .venv/worker/.done  ## install trackio and wandb, for resources.tracking
+	@$(WORKER) -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r requirements/tracking.txt
 
 worker-gpu:  ## the worker environment from the CUDA lock (about 10 GB), in place of the CPU one; rm -r .venv/worker goes back
 	@rm -rf .venv/worker && mkdir -p .venv/worker && touch .venv/worker/.gpu

@@ -33,5 +33,9 @@ def test_the_gpu_lock_is_the_cpu_lock_but_for_the_hardware() -> None:
     assert {name for name in cpu.keys() - gpu.keys()} == {"intel-openmp", "intel-cmplr-lib-ur"}
 
 
-def test_deepspeed_adds_to_the_gpu_lock_and_changes_nothing_in_it() -> None:
-    assert pins("worker-deepspeed.txt").keys() & pins("worker-gpu.txt").keys() == set()
+EXTRAS = [("worker-deepspeed.txt", "worker-gpu.txt"), ("tracking.txt", "worker-cpu.txt"), ("tracking.txt", "worker-gpu.txt")]
+
+
+@pytest.mark.parametrize(("extra", "lock"), EXTRAS)
+def test_extras_add_to_a_lock_and_change_nothing_in_it(extra: str, lock: str) -> None:
+    assert pins(extra).keys() & pins(lock).keys() == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -71,8 +72,9 @@ def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkp
 def tracked(job: jobs.Job) -> dict[str, Any]:
     """Arguments that name the tracker that the config asks for. Raises ValueError where its package isn't installed."""
     if job.tracking != "none" and importlib.util.find_spec(job.tracking) is None:
-        raise ValueError(f"resources.tracking: {job.tracking}: the package is missing: .venv/worker/bin/python -m pip install {job.tracking}")
+        raise ValueError(f"resources.tracking: {job.tracking}: the package is missing: `make tracking` installs it")
     os.environ.setdefault("WANDB_PROJECT", TRACKED_AS)
+    os.environ.setdefault("WANDB_DIR", str(job.work))
     return {"report_to": job.tracking, "run_name": job.stage, "project": TRACKED_AS}
 
 
@@ -143,13 +145,24 @@ def publish(work: Path, out: Path) -> dict[str, float]:
     jobs.write_lines(out / METRICS_FILE, rows)
     shutil.copytree(work / TENSORBOARD, out / TENSORBOARD, dirs_exist_ok=True)
     last = {name: value for name, value in rows[-1].items() if name != "step"}
-    return {**last, "steps": rows[-1]["step"], "tokens_per_second": _speed(logged)}
+    return {**last, "steps": rows[-1]["step"], "peak_memory_gb": peak_memory() / 1e9, **_speed(logged)}
 
 
-def _speed(logged: list[dict[str, Any]]) -> float:
-    """Tokens per second of the attempt that ended, prompts counted once per pass."""
+def peak_memory() -> int:
+    """The most bytes that this process held: of its GPU, where it has one, else of the machine's memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _speed(logged: list[dict[str, Any]]) -> dict[str, float]:
+    """Tokens per second of the attempt that ended, prompts counted once per pass, and seconds per step."""
     began = max((i for i, row in enumerate(logged) if i == 0 or row["seconds"] < logged[i - 1]["seconds"]), default=0)
     first, last = logged[began], logged[-1]
-    if last["seconds"] <= first["seconds"]:
-        return last["num_tokens"] / max(last["seconds"], 1e-9)
-    return (last["num_tokens"] - first["num_tokens"]) / (last["seconds"] - first["seconds"])
+    if last["seconds"] <= first["seconds"]:  # a single entry
+        first = {"step": first["step"] - 1, "num_tokens": 0, "seconds": 0}
+    seconds = max(last["seconds"] - first["seconds"], 1e-9)
+    return {
+        "tokens_per_second": (last["num_tokens"] - first["num_tokens"]) / seconds,
+        "seconds_per_step": seconds / max(1, last["step"] - first["step"]),
+    }

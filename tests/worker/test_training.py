@@ -94,7 +94,7 @@ def curve(folder: Path, name: str) -> list[Any]:
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, inputs: dict[str, Path]) -> None:
     job = jobs.Job(stage="rl", config={}, seed=1, inputs=inputs, out=tmp_path, work=tmp_path, tracking="wandb")
-    with pytest.raises(ValueError, match="resources.tracking: wandb: the package is missing: .*pip install wandb"):
+    with pytest.raises(ValueError, match="resources.tracking: wandb: the package is missing: `make tracking` installs it"):
         runs.tracked(job)
 
 
