@@ -144,13 +144,16 @@ def _run(options: argparse.Namespace, ui: str) -> int:
     from prefect import flow
     from prefect.task_runners import ThreadPoolTaskRunner
 
+    from tasks.show import all_posted
     from tasks.supervise import programs_end_with_flow
 
     @flow(name="evaluate-model", flow_run_name=f"evaluate {options.model}", task_runner=ThreadPoolTaskRunner(max_workers=1))
     def evaluate_model() -> Measured:
         """Measure one model."""
         with programs_end_with_flow():
-            return measure(options.model, options.config, options.benchmarks, options.data, options.overrides)
+            measured = measure(options.model, options.config, options.benchmarks, options.data, options.overrides)
+            all_posted()
+            return measured
 
     try:
         ref, config = evaluate_model()

@@ -30,6 +30,7 @@ from flows.steps import Steps
 from parallel_r1.config import PipelineConfig
 from parallel_r1.store import ArtifactRef, Damaged
 from tasks.progress import say
+from tasks.show import all_posted
 from tasks.supervise import programs_end_with_flow
 
 Told = TypeVar("Told")
@@ -93,10 +94,14 @@ def train(steps: Steps) -> None:
 
 def until_whole(story: Callable[[], Told]) -> Told:
     """Tell a story, and tell it again when an artifact that it read turned out to be damaged: all else is in the store, and that
-    one is built again."""
+    one is built again. Its pages are all in the UI at its end."""
     for _ in range(REPAIRS):
         try:
-            return story()
+            told = story()
+            break
         except Damaged as damage:
             say(f"  {damage}")
-    return story()
+    else:
+        told = story()
+    all_posted()
+    return told

@@ -9,7 +9,6 @@ Exit codes: 0 done, 1 a stage failed, 2 the config can't be used, 130 interrupte
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -53,23 +52,18 @@ def _run(recipe: str, overrides: list[str], config: PipelineConfig, ui: str, sta
     except Exception as error:  # the traceback is in the UI's log; a person at the terminal needs the reason
         print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {ui}", file=sys.stderr)
         return 1
-    _print_results(built, config, ui, time.monotonic() - start)
+    _print_results(built["report"], config, ui, time.monotonic() - start)
     return 0
 
 
-def _print_results(built: dict[str, ArtifactRef], config: PipelineConfig, ui: str, seconds: float) -> None:
-    from parallel_r1.report import Evaluation, results_table
-    from tasks.evaluate import RESULTS
+def _print_results(report: ArtifactRef, config: PipelineConfig, ui: str, seconds: float) -> None:
+    from tasks.report import PAGE, TABLE
     from tasks.stage import Run
 
     run = Run.of(config)
-    evaluations = []
-    for title, ref in built.items():
-        if ref.stage == "evaluate":
-            results = run.store.localise(ref, run.state / "cache", RESULTS) / RESULTS
-            evaluations.append(Evaluation(title.removeprefix("evaluate "), json.loads(results.read_text(encoding="utf-8"))))
-    print(f"\n{results_table(evaluations)}\n")
-    print(f"report     {built['report'].uri}/report.html")
+    table = run.store.localise(report, run.state / "cache", TABLE) / TABLE
+    print(f"\n{table.read_text(encoding='utf-8')}\n")
+    print(f"report     {report.uri}/{PAGE}")
     print(f"artifacts  {run.store.root}")
     print(f"UI         {ui}")
     print(f"{seconds:.0f} s", flush=True)

@@ -351,7 +351,7 @@ class RolloutConfig(Section):
         "auto", description="auto takes vLLM where it is installed; http: servers that run already, named in endpoints; the result says which it took"
     )
     endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]] = Field(
-        default_factory=list, description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each gets max_in_flight requests at once",
+        default_factory=list, description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each runs max_in_flight requests at once",
         json_schema_extra=NOT_IN_KEY,
     )
     num_paths: int = Field(2, ge=2, le=16, description="paths per block; the paper and its code use 2")

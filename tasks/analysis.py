@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_r1.analysis import METRICS, ROLLOUTS, analyse
 from parallel_r1.config import AnalysisConfig
 from parallel_r1.store import ArtifactRef
 from tasks.rollouts import laid_out
@@ -86,6 +85,8 @@ def analyse_run(
     work: Work, config: AnalysisConfig, training: Mapping[str, ArtifactRef], evaluations: Mapping[str, ArtifactRef]
 ) -> Metrics:
     """Follow the blocks over training, and compare their paths with each other and with sequential thinking."""
+    from parallel_r1.analysis import METRICS, ROLLOUTS, analyse  # numpy and more, which a cached run does without
+
     stages = {title: work.read(ref, METRICS, ROLLOUTS) for title, ref in training.items()}
     checkpoints = {label: work.read(ref, ROLLOUTS) for label, ref in evaluations.items()}
     found = analyse(stages, checkpoints, config)

@@ -9,9 +9,11 @@ import base64
 import html
 import io
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +50,23 @@ class Page(BaseModel):
 
 
 _collected: ContextVar[list[Page]] = ContextVar("collected")
+_poster = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
+_posted: deque[Future[None]] = deque()
+
+
+def post(pages: Sequence[Page]) -> None:
+    """Add pages to the run, in order, while it goes on: each is a request to the server, and a cached run makes little else.
+
+    Called by the task that they belong to; `all_posted` waits for them.
+    """
+    context = copy_context()
+    _posted.extend(_poster.submit(context.copy().run, page.post) for page in pages)
+
+
+def all_posted() -> None:
+    """Wait until every page is in the server's hands. Raises what the server said when it refused one."""
+    while _posted:
+        _posted.popleft().result()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten,
 from tasks.locks import FlockManager
 from tasks.places import PROJECT, state_folder
 from tasks.progress import Progress, say, slug
-from tasks.show import collecting, keep, kept, with_inputs
+from tasks.show import collecting, keep, kept, post, with_inputs
 from tasks.supervise import program_environment, supervise
 
 Metrics = Mapping[str, float]
@@ -319,8 +319,7 @@ def _present(call: Call, ref: ArtifactRef, folder: Path | None = None) -> None:
         with collecting() as pages:
             call.stage.show(call.title, ref, folder or _small_files(call, ref))
         keep(call.run.state / "shown" / name, pages)
-    for page in pages:
-        with_inputs(page, flatten(call.inputs), call.run.titles).post()
+    post([with_inputs(page, flatten(call.inputs), call.run.titles) for page in pages])
 
 
 def _small_files(call: Call, ref: ArtifactRef) -> Path:

@@ -42,9 +42,10 @@ def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
         from parallel_r1.rollout.http_engine import HttpEngine
 
         return HttpEngine(checkpoint, config)
+    from parallel_r1.rollout.interleaved_engine import InterleavedEngine
     from parallel_r1.rollout.transformers_engine import TransformersEngine
 
-    return TransformersEngine(checkpoint, config, seed)
+    return (InterleavedEngine if config.attention == "structured" else TransformersEngine)(checkpoint, config, seed)
 
 
 def _check_length(checkpoint: Path, config: RolloutConfig) -> None:

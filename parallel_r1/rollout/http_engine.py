@@ -1,4 +1,7 @@
-"""Spawn-join over vLLM servers: token ids in and out of `/v1/completions`, any number of servers, nothing lost and nothing doubled.
+"""Spawn-join over vLLM servers: token ids in and out, any number of servers, nothing lost and nothing doubled.
+
+Ids go to `/inference/v1/generate` where a server was started with `--enable-scale-out`: it makes no text and spares the server a third of
+its work. Else to `/v1/completions`, which every vLLM server has.
 
 A request is answered once or asked again from its beginning; the state machine hears of whole completions only. A server that can't be
 reached, is overloaded (429) or fails (5xx) gets a pause that doubles; its requests go to the others meanwhile. After `STRIKES` pauses in a
@@ -28,6 +31,9 @@ from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
 from parallel_r1.rollout.machine import NEVER, Completion, Request, Rollout
 
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+AHEAD = 1.5
+"""Requests asked at once for each that a server runs: successors come over the wire, and its batch stays full only if others wait there."""
 FIRST_PAUSE = 0.25
 """Seconds before a failing server is asked again; each further pause is twice as long."""
 STRIKES = 6
@@ -54,6 +60,8 @@ class _Server:
         self.url = url.rstrip("/")
         self.model = ""
         self.seeded = False
+        self.ids_only = False
+        """Whether it answers at `/inference/v1/generate`."""
         self.attention: Attention = "causal"
         self.in_flight = 0
         self.strikes = 0
@@ -100,6 +108,8 @@ class HttpEngine:
         try:
             (model,) = (await _get(session, f"{server.url}/v1/models"))["data"]
             version = (await _get(session, f"{server.url}/version"))["version"]
+            async with session.get(f"{server.url}{GENERATE}") as response:
+                server.ids_only = response.status == 405  # there, but not to get; 404: not there
         except (aiohttp.ClientError, TimeoutError) as error:
             raise HttpError(f"{server.url}: no answer ({_describe(error)}). Is the vLLM server up? rollout.endpoints names it") from None
         server.model = model["id"]
@@ -154,7 +164,7 @@ class HttpEngine:
     # rollouts
 
     def run(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
-        """Carry all rollouts to their end; give each as soon as it is done. At most `max_in_flight` requests at once to each server."""
+        """Carry all rollouts to their end; give each as soon as it is done. Each server runs `max_in_flight` requests at once."""
         with asyncio.Runner() as runner:
             finished = self._carry_out(iter(rollouts))
             try:
@@ -171,7 +181,7 @@ class HttpEngine:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=TIMEOUT) as session:
             try:
                 while more or ready or in_flight:
-                    while (more or ready) and len(in_flight) < self._config.max_in_flight * len(self._living()):
+                    while (more or ready) and len(in_flight) < int(AHEAD * self._config.max_in_flight) * len(self._living()):
                         if not ready and (rollout := next(waiting, None)) is not None:
                             self._admit(rollout)
                             ready.extend((rollout, request) for request in rollout.begin())
@@ -228,7 +238,8 @@ class HttpEngine:
             await asyncio.sleep(min(server.retry_at for server in living) - now)
 
     async def _ask(self, session: aiohttp.ClientSession, server: _Server, request: Request) -> Completion:
-        async with session.post(f"{server.url}/v1/completions", json=self._body(server, request)) as response:
+        path, body = (GENERATE, self._ids_only(server, request)) if server.ids_only else (COMPLETIONS, self._as_completion(server, request))
+        async with session.post(f"{server.url}{path}", json=body) as response:
             if response.status == 429 or response.status >= 500:
                 raise _Unavailable(f"status {response.status}: {(await response.text())[:300]}")
             if response.status != 200:
@@ -236,15 +247,23 @@ class HttpEngine:
             answer = await response.json()
         try:
             (choice,) = answer["choices"]
-            return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+            logprobs = choice["logprobs"]
+            listed = [token["logprob"] for token in logprobs["content"]] if server.ids_only else logprobs["token_logprobs"]
+            return Completion(choice["token_ids"], listed)
         except (KeyError, TypeError, ValueError):
             raise HttpError(f"{server.url}: no token ids or log-probs; is it vLLM, 0.11 or later? {str(answer)[:300]}") from None
 
-    def _body(self, server: _Server, request: Request) -> dict[str, Any]:
+    def _ids_only(self, server: _Server, request: Request) -> dict[str, Any]:
+        sampling = self._sampling(server, request) | {"detokenize": False}
+        return {"model": server.model, "token_ids": request.token_ids, "sampling_params": sampling}
+
+    def _as_completion(self, server: _Server, request: Request) -> dict[str, Any]:
+        body = {"model": server.model, "prompt": request.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        return body | self._sampling(server, request)
+
+    def _sampling(self, server: _Server, request: Request) -> dict[str, Any]:
         """All that a checkpoint's generation config could change is said."""
-        body = {
-            "model": server.model,
-            "prompt": request.token_ids,
+        sampling = {
             "max_tokens": request.max_tokens,
             "temperature": self._config.temperature,
             "top_p": self._config.top_p,
@@ -254,13 +273,11 @@ class HttpEngine:
             "stop_token_ids": request.stop,
             "ignore_eos": True,  # request.stop has it
             "logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
         }
         if request.banned:
-            body["logit_bias"] = {str(token): NEVER for token in request.banned}
-        return body | ({"seed": request.seed} if server.seeded else {})
+            sampling["logit_bias"] = {str(token): NEVER for token in request.banned}
+        return sampling | ({"seed": request.seed} if server.seeded else {})
 
 
 _NEW_WEIGHTS = (

@@ -79,6 +79,7 @@ def command(checkpoint: Path, config: RolloutConfig, port: int, seed: int = 0) -
         "--worker-extension-cls": reload.EXTENSION,
     }
     switches = ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-log-stats"]
+    switches.append("--enable-scale-out")  # token ids in and out without text: see http_engine.py
     if not torch.cuda.is_available():
         arguments |= {"--dtype": "float32", "--block-size": "32", "--distributed-executor-backend": "uni"}
         switches.append("--enforce-eager")

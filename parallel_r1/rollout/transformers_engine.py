@@ -1,11 +1,10 @@
-"""Spawn-join with transformers alone: for machines without vLLM, and as a second opinion on it.
+"""Causal spawn-join with transformers alone: for machines without vLLM, and as a second opinion on it.
 
 All pending requests are sampled together in batches, left-padded, with a KV cache; every request keeps its own stop tokens, budget and
 seed, so a rollout's tokens don't depend on its neighbours (up to the last bits of a padded batch's arithmetic).
 
-A request's context is computed anew, which is exact and the same for both attentions. One cache per rollout, its paths decoded interleaved,
-would save that for `structured` alone: on a model of the demo's size with 1.25 blocks per response 43 % of the time went into contexts
-(measured), so less than 1.8 times the speed is to be had, and vLLM, with its prefix cache, is several times as fast already.
+A request's context is computed anew: behind a join the paths after the first are read in other places than they were sampled in.
+For the structured attention, where they are not, interleaved_engine.py spares that.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from parallel_r1.attention import Paths, structured_layout
 from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout.machine import Completion, Request, Rollout
@@ -66,16 +64,16 @@ class TransformersEngine:
     def _sample(self, requests: list[Request]) -> list[Completion]:
         device = self._model.device
         ids, mask = _left_pad([request.token_ids for request in requests], device)
-        generators = [torch.Generator(device).manual_seed(hash((self._seed, self._syncs, request.seed)) & 0x7FFFFFFF) for request in requests]
+        generators = [self._generator(request) for request in requests]
         tokens: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
         running = set(range(len(requests)))
         cache = DynamicCache(config=self._model.config)
         step_ids = ids
-        positions, visible = self._layout(requests, ids, mask)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
         while running:
             logits = self._model(
-                input_ids=step_ids, attention_mask=visible, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=step_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             ).logits[:, -1].float()
             chosen = torch.zeros(len(requests), dtype=torch.long, device=device)
             scores = torch.log_softmax(logits / self._config.temperature, -1)
@@ -89,17 +87,11 @@ class TransformersEngine:
                 if token in requests[row].stop or len(tokens[row]) >= requests[row].max_tokens:
                     running.discard(row)
             step_ids, positions = chosen[:, None], positions[:, -1:] + 1
-            visible = mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
+            mask = torch.cat([mask, mask.new_ones(len(requests), 1)], 1)
         return [Completion(*pair) for pair in zip(tokens, logprobs, strict=True)]
 
-    def _layout(self, requests: list[Request], ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions and mask of the contexts. What is sampled after them sees all of its context, so only these can have holes."""
-        if self._config.attention == "causal":
-            return (mask.cumsum(1) - 1).clamp(min=0), mask
-        lengths = torch.tensor([len(request.token_ids) - request.prompt_length for request in requests], device=ids.device)
-        response = torch.arange(ids.shape[1], device=ids.device)[None] >= ids.shape[1] - lengths[:, None]
-        layout = structured_layout(Paths.of_ids(ids, self._tags, response), mask.bool())
-        return layout.positions, layout.visible()
+    def _generator(self, request: Request) -> torch.Generator:
+        return torch.Generator(self._model.device).manual_seed(hash((self._seed, self._syncs, request.seed)) & 0x7FFFFFFF)
 
     def _choose(self, scores: Tensor, request: Request, generator: torch.Generator) -> int:
         probabilities = scores.exp()

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import torch
 from aiohttp import web
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from parallel_r1.config import RolloutConfig
 from parallel_r1.rollout import http_engine
@@ -24,7 +24,7 @@ from parallel_r1.rollout.records import Studio
 from parallel_r1.rollout.serve import Server, serve
 
 from .conftest import ROLLOUT, make_tiny
-from .test_exactness import TOLERANCE, gaps, sample
+from .test_exactness import TOLERANCE, gaps, load, sample, worst
 
 
 def over_http(*urls: str, **changes: object) -> RolloutConfig:
@@ -33,7 +33,7 @@ def over_http(*urls: str, **changes: object) -> RolloutConfig:
 
 @pytest.fixture(scope="module")
 def servers(tiny: Path) -> Iterator[tuple[Server, Server]]:
-    """Two servers, started side by side; tests may kill the second."""
+    """Two servers, started side by side; the last test that uses the second may kill it."""
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         starting = [pool.submit(stack.enter_context, serve(tiny, ROLLOUT)) for _ in range(2)]
         yield tuple(server.result() for server in starting)
@@ -52,10 +52,10 @@ def assert_each_once(finished: list[Rollout], rollouts: list[Rollout]) -> None:
 
 
 class Flaky:
-    """A proxy that fails: the n-th request gets the n-th fault of a cycle, and `None` lets one through."""
+    """A proxy that fails: the n-th request gets the n-th fault of a cycle, and `None` lets one through. What is `hidden` is not found."""
 
-    def __init__(self, target: str, faults: list[int | str | None]) -> None:
-        self.target, self.faults, self.seen = target, faults, 0
+    def __init__(self, target: str, faults: list[int | str | None], hidden: str | None = None) -> None:
+        self.target, self.faults, self.hidden, self.seen = target, faults, hidden, 0
 
     def __enter__(self) -> str:
         self._loop = asyncio.new_event_loop()
@@ -78,8 +78,10 @@ class Flaky:
         return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if request.path == self.hidden:
+            return web.Response(status=404)
         fault = None
-        if request.path.endswith("completions"):
+        if request.method == "POST" and request.path in (http_engine.GENERATE, http_engine.COMPLETIONS):
             fault = self.faults[self.seen % len(self.faults)]
             self.seen += 1
         if isinstance(fault, int):
@@ -94,26 +96,41 @@ class Flaky:
 
 
 def test_http_is_exact_in_every_region_before_and_after_new_weights(servers: tuple[Server, Server], tiny: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = load(tiny)
     engine = open_engine(tiny, over_http(servers[0].url), seed=0)
     assert engine.name.startswith("vllm 0.")
     found = gaps(model, sample(engine, tiny), "causal")
     assert all(len(values) > 20 for values in found.values())
-    assert max(float(values.max()) for values in found.values()) <= TOLERANCE
+    assert max(worst(found).values()) <= TOLERANCE
 
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.02 * torch.randn(weight.shape, generator=generator)
     engine.sync(model)
-    assert max(float(values.max()) for values in gaps(model, sample(engine, tiny), "causal").values()) <= TOLERANCE
+    assert max(worst(gaps(model, sample(engine, tiny), "causal")).values()) <= TOLERANCE
+
+
+def test_a_server_that_is_asked_for_completions_is_exact_too(servers: tuple[Server, Server], tiny: Path) -> None:
+    with Flaky(servers[0].url, [None], hidden=http_engine.GENERATE) as url:
+        found = gaps(load(tiny), sample(open_engine(tiny, over_http(url), seed=0), tiny), "causal")
+    assert max(worst(found).values()) <= TOLERANCE
+
+
+def test_a_structured_server_is_exact_in_every_region(tiny: Path) -> None:
+    """The server's engine process finds the model class through the installed plugin."""
+    structured = RolloutConfig.model_validate(ROLLOUT.model_dump() | {"attention": "structured"})
+    with serve(tiny, structured) as server:
+        found = gaps(load(tiny), sample(open_engine(tiny, over_http(server.url, attention="structured"), seed=0), tiny), "structured")
+    assert all(len(values) > 20 for values in found.values())
+    assert max(worst(found).values()) <= TOLERANCE
 
 
 def test_an_engine_makes_its_servers_load_its_checkpoint(servers: tuple[Server, Server], tmp_path: Path, tiny: Path) -> None:
     other = make_tiny(tmp_path / "other", seed=5)
-    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = load(other)
     engine = HttpEngine(other, over_http(servers[0].url))
-    assert max(float(values.max()) for values in gaps(model, sample(engine, other), "causal").values()) <= TOLERANCE
+    assert max(worst(gaps(model, sample(engine, other), "causal")).values()) <= TOLERANCE
     HttpEngine(tiny, over_http(servers[0].url))
 
 
