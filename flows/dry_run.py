@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,10 @@ class DrySteps(Steps):
         return ref
 
 
-def plan(config: PipelineConfig) -> list[Planned]:
-    """The stages of a run in order. Raises ConfigError or StoreError as the run itself would."""
+def plan(config: PipelineConfig, story: Callable[[Steps], object] = tell) -> list[Planned]:
+    """The stages of a run, or of a part of its story, in order. Raises ConfigError or StoreError as the run itself would."""
     steps = DrySteps(config)
-    tell(steps)
+    story(steps)
     return steps.planned
 
 

@@ -14,6 +14,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
+from flows.dry_run import plan
 from flows.forms import TINY, Overrides, Recipe, described
 from flows.pipeline import train, until_whole
 from flows.steps import Steps
@@ -50,6 +51,7 @@ def experiments(
     recipes: Annotated[list[Recipe], Field(min_length=1)] = list(TINY),  # noqa: B006, B008  # Prefect hands out copies
     seeds: Annotated[int, Field(ge=1, le=100)] = 3,
     overrides: Overrides = [],  # noqa: B006
+    ready: bool = False,
 ) -> ArtifactRef:
     """Train and measure every recipe at every seed, then write one page about all of them; returns the page.
 
@@ -57,6 +59,8 @@ def experiments(
     the one thread of its task runner evaluates beside it.
     """
     rows = [_Row(config) for seed in range(seeds) for config in _configs(recipes, [*overrides, f"seed={seed}"])]
+    if ready:
+        rows = [row for row in rows if all(stage.cached for stage in plan(row.config, train))]
     with programs_end_with_flow():
         for place, row in enumerate(rows, 1):
             say(f"{row.title} ({place} of {len(rows)})")
@@ -112,7 +116,7 @@ def _page(rows: Sequence[_Row]) -> ArtifactRef:
     """The page about all rows that have results."""
     whole = [row for row in rows if not row.failure]
     if not whole:
-        raise RowsFailed("\n".join(["No row has results.", *(f"{row.title}: {row.failure}" for row in rows)]))
+        raise RowsFailed("\n".join(["No row has results yet.", *(f"{row.title}: {row.failure}" for row in rows)]))
     config = ExperimentsConfig(
         name=" ".join(sorted({row.config.name for row in rows})),
         recipes={row.config.name: row.config.model_copy(update={"seed": 0}) for row in rows},

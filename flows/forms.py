@@ -177,6 +177,7 @@ DESCRIPTIONS = {
     "force": "build it anew even when the store has it",
     "upstream": "which artifacts to start from",
     "recipes": "the rows of the table: config files, each with a name of its own",
+    "ready": "only rows that are finished: the page of a table at which another run is still at work",
     "seeds": "how many seeds, from 0 on; an interval over seeds needs two at least",
     "stages": "how many stages of the curriculum to run; all when left out",
     "place": "here: every stage in this run's process; pools: stages that need a model as runs of their own in the pool `gpu`",

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.run_experiments", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("recipes", nargs="+", help="config files, one per row of the table, such as recipes/tiny/*.yaml")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every recipe")
+    parser.add_argument("--ready", action="store_true", help="only rows that are finished, while another run is still at work")
     parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -37,12 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # we say ourselves how far it is; the UI has every line
-    code = _run(recipes, options.seeds, options.overrides)
+    code = _run(recipes, options.seeds, options.overrides, options.ready)
     print(f"UI         {url}\n{time.monotonic() - start:.0f} s", flush=True)
     return code
 
 
-def _run(recipes: list[str], seeds: int, overrides: list[str]) -> int:
+def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> int:
     from flows.experiments import experiments  # imports prefect, which reads its environment then
     from parallel_r1.report.combined import as_text
     from tasks.evaluate import RESULTS
@@ -50,7 +51,7 @@ def _run(recipes: list[str], seeds: int, overrides: list[str]) -> int:
     from tasks.stage import Run
 
     try:
-        page = experiments(recipes, seeds, overrides)
+        page = experiments(recipes, seeds, overrides, ready)
     except KeyboardInterrupt:
         print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
         return 130

@@ -207,10 +207,12 @@ def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project:
     [page] = project.store.glob("experiments/*/report.html")
     assert "Rows that failed" in page.read_text() and "sft_seen" in page.read_text()
 
+    code, output, errors = start(project, base, broken, sft, "--ready", seeds=3)
+    assert code == 0 and "sft_unseen" not in output and "seed 2" not in output, "only what is finished"
+
     code, output, errors = start(project, base, sft)
     assert code == 0, errors
-    built = [line for line in output.splitlines() if re.search(r"  done in \d+ s$", line)]
-    assert len(built) == 1 and "experiments" in built[0], "only the page is new"
+    assert not re.search(r"  (starts|done in \d+ s)$", output, re.MULTILINE), "all is there, the page of the same rows too"
     assert re.search(r"^sft_seen +\d", output, re.MULTILINE), "the table in the terminal"
 
 
