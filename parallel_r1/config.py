@@ -25,6 +25,9 @@ LocalOrHub = Annotated[str, "local folder or hub id"]
 NOT_IN_KEY = {"in_key": False}
 """`json_schema_extra` of fields that say how to run, not what comes out: they never change a cache key."""
 
+IN_KEY_WHEN_SET = {"in_key": "when set"}
+"""`json_schema_extra` of fields that came later than artifacts did: part of a cache key only where they differ from their default."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Mixture = Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
@@ -282,21 +285,64 @@ class HubTeacher(Section):
     text_column: str = Field("text", description="column with the teacher's trajectory")
 
 
-class OpenAITeacher(Section):
-    """Any OpenAI-compatible endpoint, e.g. a vLLM server. The thinking part of an answer is dropped (paper section 3.1)."""
+TeacherPrompt = Annotated[
+    Annotated[Literal["teacher", PromptStyle], Tag("style")] | Annotated[FilePrompt, Tag("file")] | Annotated[RowsPrompt, Tag("rows")],
+    Discriminator(_kind_of_prompt),
+]
 
-    type: Literal["openai"] = "openai"
-    base_url: str = Field("http://127.0.0.1:8000/v1", description="endpoint, ending in /v1")
-    model: str = Field("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", description="model to ask (paper section 3.1)")
-    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the key; unset means no key")
+
+class AskedTeacher(Section):
+    """A model that writes over HTTP. The thinking part of an answer is dropped (paper section 3.1)."""
+
+    prompt: TeacherPrompt = Field(
+        "teacher", description="teacher: asks a strong model for the form, zero-shot (paper section 3.1); or a student's prompt, for a teacher "
+        "that knows the form: bare, plain, parallel, a file, rows", json_schema_extra=IN_KEY_WHEN_SET,
+    )
     temperature: float = Field(0.6, ge=0, le=2, description="sampling temperature; the model's card advises 0.6")
     max_tokens: int = Field(8192, ge=16, description="tokens per answer, thinking included")
+    samples: int = Field(1, ge=1, le=64, description="answers per request; the first that is accepted is kept (paper: 1)", json_schema_extra=IN_KEY_WHEN_SET)
+    attempts: int = Field(
+        1, ge=1, description="requests per problem, until an answer is well-formed and right; the last stays if none is (paper: 1)",
+        json_schema_extra=IN_KEY_WHEN_SET,
+    )
     concurrency: int = Field(64, ge=1, description="requests in flight", json_schema_extra=NOT_IN_KEY)
     timeout_seconds: float = Field(600, gt=0, description="per request", json_schema_extra=NOT_IN_KEY)
     max_retries: int = Field(5, ge=0, description="per request, with backoff", json_schema_extra=NOT_IN_KEY)
 
 
-Teacher = Annotated[ScriptedTeacher | FilesTeacher | HubTeacher | OpenAITeacher, Field(discriminator="type")]
+class OpenAITeacher(AskedTeacher):
+    """Any OpenAI-compatible endpoint, e.g. a vLLM server that runs already."""
+
+    type: Literal["openai"] = "openai"
+    base_url: str = Field("http://127.0.0.1:8000/v1", description="endpoint, ending in /v1")
+    model: str = Field("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", description="model to ask (paper section 3.1)")
+    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the key; unset means no key")
+    requests_per_minute: float | None = Field(None, gt=0, description="sent at most; no bound when left out", json_schema_extra=NOT_IN_KEY)
+    tokens_per_minute: float | None = Field(
+        None, gt=0, description="prompt and answer tokens at most, on average; no bound when left out", json_schema_extra=NOT_IN_KEY
+    )
+    prompt_price: float = Field(0.0, ge=0, description="price of a million prompt tokens, in any currency", json_schema_extra=IN_KEY_WHEN_SET)
+    completion_price: float = Field(0.0, ge=0, description="price of a million answer tokens", json_schema_extra=IN_KEY_WHEN_SET)
+    max_cost: float | None = Field(
+        None, gt=0, description="stops asking before new answers cost more than that; what was bought is kept", json_schema_extra=IN_KEY_WHEN_SET
+    )
+
+    @model_validator(mode="after")
+    def _limit_has_prices(self) -> OpenAITeacher:
+        if self.max_cost is not None and not (self.prompt_price or self.completion_price):
+            raise ValueError(f"max_cost {self.max_cost}: nothing is known of prices; set prompt_price and completion_price too")
+        return self
+
+
+class ServedTeacher(AskedTeacher):
+    """A checkpoint that the stage serves itself: it starts a vLLM server in the worker environment, asks it, and ends it."""
+
+    type: Literal["served"] = "served"
+    model: LocalOrHub = Field("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", description="hub id or folder (paper section 3.1)")
+    max_prompt_tokens: int = Field(2000, ge=1, description="room for the prompt beside max_tokens")
+
+
+Teacher = Annotated[ScriptedTeacher | FilesTeacher | HubTeacher | OpenAITeacher | ServedTeacher, Field(discriminator="type")]
 
 
 class GenerateConfig(Section):
@@ -318,6 +364,21 @@ class FilterConfig(Section):
 # --- training -------------------------------------------------------------------------------------------------------------
 
 
+class LoraConfig(Section):
+    """Low-rank adapters in place of full fine-tuning (peft), merged into the checkpoint at the end of the stage. The rows of the six tags
+    are trained themselves."""
+
+    r: int = Field(16, ge=1, description="rank of the adapters; TRL's default")
+    alpha: int = Field(32, ge=1, description="an adapter's output is scaled by alpha / r; TRL's default")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the adapters; rl takes 0 alone, as it trains what it samples")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        "all-linear", description="names of the layers that get one, such as [q_proj, v_proj]; all-linear: each but the output table"
+    )
+
+
+LORA = "train low-rank adapters and merge them at the end of the stage; null: train all weights (paper)"
+
+
 Attention = Literal["causal", "structured"]
 ATTENTION = "causal (Seen): a plain model; structured (Unseen): paths can't see each other and share positions. Set it at the top of the file"
 
@@ -333,6 +394,7 @@ class SftConfig(Section):
     micro_batch_size: int = Field(16, ge=1, description="trajectories per forward pass")
     max_tokens: int = Field(4096, ge=16, description="longer trajectories are left out and counted; released code: 4096")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    lora: LoraConfig | None = Field(None, description=LORA, json_schema_extra=IN_KEY_WHEN_SET)
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
 
     @model_validator(mode="after")
@@ -394,6 +456,7 @@ class RlConfig(Section):
     optimizer: OptimizerConfig = Field(
         default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule="constant", warmup_ratio=0)
     )
+    lora: LoraConfig | None = Field(None, description=LORA, json_schema_extra=IN_KEY_WHEN_SET)
     clip_low: float = Field(0.2, gt=0, lt=1, description="ratio clip below; paper: 0.2")
     clip_high: float = Field(0.2, gt=0, description="ratio clip above; paper: 0.2, the S2 script 0.28")
     kl_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the start; released code: 0")
@@ -424,6 +487,8 @@ class RlConfig(Section):
                 f"rollout.temperature {self.rollout.temperature}, rollout.top_p {self.rollout.top_p}: rl trains the distribution that it samples, "
                 "and the sampler's log-probs are those of temperature 1 and top_p 1 (paper: both 1); set both to 1"
             )
+        if self.lora and self.lora.dropout:
+            raise ValueError(f"lora.dropout {self.lora.dropout}: rl trains the distribution that it samples, and nothing is dropped in sampling; set 0")
         return self
 
 
@@ -657,7 +722,7 @@ WAYS_OUT = {"num_paths": ". For a run without blocks set rollout.max_blocks: 0"}
 
 
 def _explain(origin: str, fault: dict[str, Any]) -> str:
-    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "scratch", "style", "file", "rows"}
+    unions = {"procedural", "files", "hub", "reasoning_gym", "scripted", "openai", "served", "scratch", "style", "file", "rows"}
     where = ".".join(str(part) for part in fault["loc"] if part not in unions)
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {where}: unknown key. Allowed beside it: {', '.join(_siblings(fault['loc']))}"

@@ -31,8 +31,9 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
-from parallel_r1.config import NOT_IN_KEY, FileContent, LocalOrHub
+from parallel_r1.config import IN_KEY_WHEN_SET, NOT_IN_KEY, FileContent, LocalOrHub
 
 MANIFEST = "MANIFEST.json"
 STAGING = ".staging"
@@ -100,8 +101,9 @@ class Manifest(BaseModel):
 
 
 def identity(section: Any) -> Any:
-    """What of a config section decides the outcome, as JSON: fields marked NOT_IN_KEY are dropped, FileContent fields, and
-    LocalOrHub fields that name a local folder, become the sha256 of what lies there.
+    """What of a config section decides the outcome, as JSON: fields marked NOT_IN_KEY are dropped, and those marked
+    IN_KEY_WHEN_SET where they have their default; FileContent fields, and LocalOrHub fields that name a local folder, become the sha256 of
+    what lies there.
 
     Raises StoreError when such a file can't be read.
     """
@@ -110,7 +112,7 @@ def identity(section: Any) -> Any:
         return {
             name: _field_identity(name, value, fields[name].metadata)
             for name, value in section
-            if not _left_out(fields[name].json_schema_extra)
+            if not _left_out(fields[name], value)
         }
     if isinstance(section, Mapping):
         return {str(name): identity(value) for name, value in section.items()}
@@ -119,8 +121,10 @@ def identity(section: Any) -> Any:
     return section
 
 
-def _left_out(extra: Any) -> bool:
-    return isinstance(extra, Mapping) and NOT_IN_KEY.items() <= extra.items()
+def _left_out(field: FieldInfo, value: Any) -> bool:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+    is_default = value == field.get_default(call_default_factory=True)
+    return NOT_IN_KEY.items() <= extra.items() or (IN_KEY_WHEN_SET.items() <= extra.items() and is_default)
 
 
 def _field_identity(name: str, value: Any, marks: Sequence[Any]) -> Any:

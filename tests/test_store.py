@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 
-from parallel_r1.config import NOT_IN_KEY, FilesSource, HubStudent, RlConfig, Section
+from parallel_r1.config import IN_KEY_WHEN_SET, NOT_IN_KEY, FilesSource, HubStudent, LoraConfig, RlConfig, Section, SftConfig
 from parallel_r1.store import MANIFEST, ArtifactRef, Store, StoreError, digest_of, identity, key_of, open_filesystem
 from pydantic import Field
 
@@ -180,6 +180,7 @@ class Outer(Section):
     inner: Inner = Field(default_factory=Inner)
     many: dict[str, Inner] = Field(default_factory=lambda: {"one": Inner()})
     workers: int = Field(1, json_schema_extra=NOT_IN_KEY)
+    later: Inner | None = Field(None, json_schema_extra=IN_KEY_WHEN_SET)
 
 
 @pytest.mark.parametrize("other, same, reason", [
@@ -187,6 +188,7 @@ class Outer(Section):
     (Outer(steps=2), False, "a field that decides the outcome"),
     (Outer(workers=5), True, "marked: how to run"),
     (Outer(inner=Inner(shown_as="y")), True, "marked, deep inside"),
+    (Outer(later=Inner()), False, "a field that came later, set"),
     (Outer(many={"one": Inner(path="b")}), False, "inside a mapping"),
     (Outer(many={"two": Inner()}), False, "a name in a mapping"),
 ])  # fmt: skip
@@ -196,6 +198,11 @@ def test_identity(other: Outer, same: bool, reason: str) -> None:
 
 def test_names_and_pace_of_a_stage_do_not_change_its_key() -> None:
     assert identity(RlConfig(name="a", checkpoint_every=1)) == identity(RlConfig(name="b", checkpoint_every=2))
+
+
+def test_a_field_that_came_later_leaves_old_keys_alone() -> None:
+    assert "later" not in identity(Outer()) and "lora" not in identity(SftConfig()) and "lora" not in identity(RlConfig())
+    assert identity(SftConfig(lora=LoraConfig(r=8)))["lora"]["r"] == 8
 
 
 def test_a_file_counts_by_its_content(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
 
+from parallel_r1 import adapters
 from parallel_r1.config import Attention, RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
@@ -149,7 +150,7 @@ class HttpEngine:
         """Take over `model`'s weights, through a folder that the servers can read. Raises HttpError where one was not started for that."""
         folder = Path(tempfile.mkdtemp(prefix="parallel-r1-weights-"))
         try:
-            save_file({name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}, folder / "model.safetensors")
+            save_file({name: weight.cpu().contiguous() for name, weight in adapters.weights(model)}, folder / "model.safetensors")
             asyncio.run(self._push(folder))
         finally:
             shutil.rmtree(folder)

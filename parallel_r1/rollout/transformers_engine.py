@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from parallel_r1 import adapters
 from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout.machine import Completion, Request, Rollout
@@ -57,7 +58,9 @@ class TransformersEngine:
 
     def sync(self, model: nn.Module) -> None:
         """Take over `model`'s weights."""
-        self._model.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            for name, weight in adapters.weights(model):
+                self._model.get_parameter(name).copy_(weight)
         self._syncs += 1
 
     @torch.no_grad()

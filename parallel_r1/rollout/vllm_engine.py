@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from parallel_r1 import adapters
 from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout import vllm_structured
@@ -115,7 +116,7 @@ class VllmEngine:
     def sync(self, model: nn.Module) -> None:
         """Take over `model`'s weights."""
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=((name, weight.detach().clone()) for name, weight in model.named_parameters()))
+        runner.reload_weights(weights_iterator=((name, weight.clone()) for name, weight in adapters.weights(model)))
         if not self._on_gpu:
             repack_tied_head(runner.get_model())
         self.llm.reset_prefix_cache()

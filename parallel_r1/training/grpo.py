@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from parallel_r1 import attention, jobs, prompts, student
+from parallel_r1 import adapters, attention, jobs, prompts, student
 from parallel_r1.config import RlConfig
 from parallel_r1.problems import Problem, draw, read_problems
 from parallel_r1.rewards import Outcome, reward_of
@@ -56,14 +56,16 @@ def main() -> None:
         train_dataset=_dataset(problems, config),
         processing_class=tokenizer,
         callbacks=[runs.Progress(job.work, SHOWN), runs.TensorBoard(job.work)],
+        peft_config=adapters.peft_config(config.lora, model, tokenizer),
         settings=config,
         engine=engine,
         studio=studio,
         samples_path=job.work / SAMPLES_FILE,
     )
+    adapters.show_bias(trainer.model)
     last = runs.last_checkpoint(job.work)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
-    student.save(trainer.model, tokenizer, job.out / "checkpoint")
+    student.save(adapters.merged(trainer.model), tokenizer, job.out / "checkpoint")
     jobs.write_lines(job.out / SAMPLES_FILE, _newest(jobs.read_lines(job.work / SAMPLES_FILE)))
     jobs.finish({**runs.publish(job.work, job.out), "prompts_too_long": too_long})
 

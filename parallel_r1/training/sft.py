@@ -29,7 +29,7 @@ def main() -> None:
     steps = math.ceil(config.epochs * len(dataset) / config.batch_size)
     steps = min(steps, config.max_steps or steps)
     metrics = supervised.train(
-        job, model, tokenizer, dataset, config.optimizer, steps, config.batch_size, config.micro_batch_size, config.checkpoint_every
+        job, model, tokenizer, dataset, config.optimizer, steps, config.batch_size, config.micro_batch_size, config.checkpoint_every, config.lora
     )
     jobs.finish({**metrics, "examples": len(dataset), "too_long": too_long})
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoTokenizer
 
 from parallel_r1 import jobs
-from parallel_r1.config import OptimizerConfig, RlConfig, SftConfig
+from parallel_r1.config import LoraConfig, OptimizerConfig, RlConfig, SftConfig
 from parallel_r1.markup import TAGS
 from parallel_r1.training import runs
 
@@ -125,3 +125,19 @@ def test_sft_learns_the_form_and_changes_the_weights(tmp_path: Path, tiny: Path,
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "checkpoint")
     assert [len(tokenizer.encode(tag, add_special_tokens=False)) for tag in TAGS] == [1] * 6
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text, "tags are plain tokens: they survive every decoding"
+
+
+def test_rl_with_adapters_samples_from_the_merged_model_and_goes_on_after_kill_9(tmp_path: Path, tiny: Path, inputs: dict[str, Path]) -> None:
+    """The gap would show an engine that was given the weights without their adapters, or adapters that a resume lost."""
+    config = RL.model_copy(update={"lora": LoraConfig(r=4), "kl_coefficient": 0.01, "optimizer": OPTIMIZER.model_copy(update={"learning_rate": 1e-2})})
+    job = write_job(tmp_path, config, inputs)
+    list(events("parallel_r1.training.grpo", job, kill_after_step=2))
+    list(events("parallel_r1.training.grpo", job))
+    rows = jobs.read_lines(tmp_path / "out" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert max(row["rollout_gap/main/max"] for row in rows) < 1e-3
+    assert rows[0]["kl"] < 1e-6 < rows[-1]["kl"], "the adapters begin as nothing, and the reference is the model without them"
+    start, end = (load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "out" / "checkpoint"))
+    assert set(start) == set(end) and not torch.equal(start["model.layers.0.mlp.up_proj.weight"], end["model.layers.0.mlp.up_proj.weight"])
+    ids = AutoTokenizer.from_pretrained(tiny).convert_tokens_to_ids(list(TAGS))
+    assert not torch.equal(start["model.embed_tokens.weight"][ids], end["model.embed_tokens.weight"][ids])
