@@ -1,5 +1,6 @@
 # Everything a person does here. `make help` lists it.
-# CONFIG: which run; RECIPES, SEEDS: which experiments. SET: dotted overrides, such as SET="rl.0.steps=5 store=s3://bucket/x". DATA: a folder that recipes name as ${DATA}.
+# CONFIG: which run; RECIPES, SEEDS: which experiments. SET: dotted overrides, such as SET="rl.0.steps=5 store=s3://bucket/x".
+# DATA, TEACHER: folders that recipes name as ${DATA} and ${TEACHER}.
 CONFIG ?= pipeline_config.yaml
 SET ?=
 RECIPES ?= recipes/tiny/*.yaml
@@ -8,7 +9,7 @@ STATE := $(abspath $(or $(PARALLEL_R1_STATE),.state))
 PYTHON := python3.11
 ORCHESTRATOR := .venv/orchestrator/bin/python
 WORKER := .venv/worker/bin/python
-export DATA
+export DATA TEACHER
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for

@@ -99,7 +99,7 @@ class Steps:
         config = self.config.generate
         if config is None:
             raise ConfigError("generate: null: this recipe has no teacher and no cold start")
-        wanted = _part(sets, config.problems) if config.teacher.type in ("scripted", "openai") else {}
+        wanted = _part(sets, config.problems) if config.teacher.type not in ("files", "hub") else {}
         return self._make("generate", write_trajectories, config, sets=wanted)
 
     def trajectories(self, sets: Sets) -> ArtifactRef:

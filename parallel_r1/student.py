@@ -26,6 +26,8 @@ from parallel_r1.markup import TAGS
 from parallel_r1.rollout.engines import model_dtype
 
 PAD, EOS = "<pad>", "<eos>"
+BASE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+"""Chat template of a model that came without one: nothing around a message, so that a chat and a plain prompt are the same token ids."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -39,7 +41,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     backend.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False)
     add_tags(tokenizer)
+    add_template(tokenizer)
     return tokenizer
+
+
+def add_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a base model a chat template, as chat servers refuse models without; one that there is stays."""
+    tokenizer.chat_template = tokenizer.chat_template or BASE_TEMPLATE
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -85,6 +93,7 @@ def hub_student(config: HubStudent, seed: int) -> tuple[PreTrainedModel, PreTrai
     model = AutoModelForCausalLM.from_pretrained(config.name, dtype=model_dtype(), use_safetensors=True, **options)
     pieces = {tag: tokenizer.encode(tag, add_special_tokens=False) for tag in TAGS}
     new = add_tags(tokenizer)
+    add_template(tokenizer)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     generator = torch.Generator().manual_seed(seed)

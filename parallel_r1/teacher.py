@@ -8,10 +8,10 @@ A trajectory row is {"id", "problem", "answer", "source", "text", "teacher"}.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from parallel_r1 import config
@@ -29,31 +29,49 @@ from parallel_r1.markup import (
 from parallel_r1.cleaning import clean_answer
 from parallel_r1.problems import Problem, draw
 from parallel_r1.procedural import Numbers, parse
-from parallel_r1.served import ask_all
+from parallel_r1.served import Book, Endpoint, TeacherError, ask_all, totals
 from parallel_r1.tables import SourceError, cell, read_file, read_hub
 
+TRAJECTORIES = "trajectories.jsonl"
+"""What the stage writes."""
 Progress = Callable[[int, int], None]
 """Called with (finished, of how many)."""
 
 
 def generate(
-    generation: config.GenerateConfig, sets: Mapping[str, Sequence[Problem]], seed: int, shard_dir: Path, on_progress: Progress
+    generation: config.GenerateConfig, sets: Mapping[str, Sequence[Problem]], seed: int, on_progress: Progress
 ) -> Iterator[dict[str, Any]]:
-    """Trajectories of the configured teacher, one row at a time.
-
-    `sets` are the training problems by name. `shard_dir` keeps what a served model has answered, so that a killed run goes on there.
-    """
+    """Trajectories of a teacher that is a script or a file, one row at a time. `sets` are the training problems by name."""
     teacher = generation.teacher
     if isinstance(teacher, config.FilesTeacher | config.HubTeacher):
         yield from _existing(teacher, generation.count, on_progress)
         return
     problems = draw(sets, generation.problems, generation.count, seed)
-    if isinstance(teacher, config.OpenAITeacher):
-        texts: Iterable[str] = ask_all(teacher, problems, seed, shard_dir, on_progress)
-    else:
-        texts = _scripted(teacher, problems, seed, on_progress)
-    for problem, text in zip(problems, texts, strict=True):
+    for problem, text in zip(problems, _scripted(teacher, problems, seed, on_progress), strict=True):
         yield {**asdict(problem), "text": text, "teacher": teacher.type}
+
+
+def ask(
+    generation: config.GenerateConfig, endpoint: Endpoint, sets: Mapping[str, Sequence[Problem]], seed: int, book: Book, on_progress: Progress
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Trajectories of a model at an endpoint, and headline numbers. A row also holds what it took: "answers", tokens and cost.
+
+    Raises TeacherError where the endpoint can't be used. A spend limit leaves out the problems that the money didn't reach.
+    """
+    problems = draw(sets, generation.problems, generation.count, seed)
+    asked = ask_all(generation.teacher, endpoint, problems, seed, book, on_progress)
+    rows = [
+        {**asdict(problem), "teacher": generation.teacher.type, **vars(written)}
+        for problem, written in zip(problems, asked.written, strict=True) if written
+    ]  # fmt: skip
+    if not rows:
+        raise TeacherError(f"{endpoint.url}: max_cost {endpoint.max_cost:g} does not pay for one request: raise it, or lower max_tokens")
+    return rows, {**totals(asked.written), "tokens_per_second": asked.tokens_per_second}
+
+
+def written_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How many trajectories there are, and how long."""
+    return {"trajectories": len(rows), "mean_characters": sum(len(row["text"]) for row in rows) / len(rows)}
 
 
 # --- trajectories that exist already --------------------------------------------------------------------------------------

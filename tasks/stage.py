@@ -197,7 +197,7 @@ class Stage:
     version: int
     build: Callable[..., Metrics]
     show: Show | None
-    gpu: bool
+    gpu: bool | Callable[[Any], bool]
 
     def call(self, run: Run, config: Any, label: str = "", **inputs: ArtifactRef | Mapping[str, ArtifactRef]) -> Call:
         """One use of the stage, not run yet."""
@@ -215,9 +215,9 @@ class Stage:
         call = self.call(run, config, label, **inputs)
         return self._task(call).submit(call, inputs)
 
-    @property
-    def _tags(self) -> list[str]:
-        return [f"stage:{self.name}", *([GPU] if self.gpu else [])]
+    def _tags(self, config: Any) -> list[str]:
+        needed = self.gpu(config) if callable(self.gpu) else self.gpu
+        return [f"stage:{self.name}", *([GPU] if needed else [])]
 
     @cached_property
     def show_code(self) -> str:
@@ -234,7 +234,7 @@ class Stage:
             name=self.name,
             task_run_name=call.title,
             description=self.build.__doc__,
-            tags=[] if call.load() else self._tags,  # tags may have limits, and asking for a slot takes two seconds
+            tags=[] if call.load() else self._tags(call.config),  # tags may have limits, and asking for a slot takes two seconds
             cache_policy=policy,
             refresh_cache=True,  # take the lock, never believe the record: the body asks the store
             persist_result=True,
@@ -242,10 +242,12 @@ class Stage:
         )
 
 
-def stage(name: str, version: int, show: Show | None = None, gpu: bool = False) -> Callable[[Callable[..., Metrics]], Stage]:
+def stage(
+    name: str, version: int, show: Show | None = None, gpu: bool | Callable[[Any], bool] = False
+) -> Callable[[Callable[..., Metrics]], Stage]:
     """Make a function `(work, config, **inputs) -> Metrics` a stage. Raise `version` by hand when its outcome changes for the same
-    config; `show(title, ref, folder)` presents the artifact to a person, freshly built or not; a stage with `gpu` needs a model and
-    waits for its turn where the tag `gpu` has a limit."""
+    config; `show(title, ref, folder)` presents the artifact to a person, freshly built or not; a stage with `gpu` (or for
+    whose config it is true) needs a model and waits for its turn where the tag `gpu` has a limit."""
     return lambda build: Stage(name, version, build, show, gpu)
 
 

@@ -16,6 +16,7 @@ SHIPPED = [ROOT / "pipeline_config.yaml", *sorted(ROOT.glob("recipes/**/*.yaml")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_config_parses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "/some/folder")
+    monkeypatch.setenv("TEACHER", "/some/folder")
     assert load(path).name == {"pipeline_config": "demo"}.get(path.stem, path.stem), "a run is called as its file"
 
 
@@ -55,6 +56,8 @@ def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
         ("rl.7.steps=1", ["SET", "7", "list of 2"], "a list entry that is not there"),
         ("rl.0.steps", ["SET", "dotted.field=value"], "no value"),
         ("name.first=x", ["SET", "no fields"], "a field below a plain value"),
+        ("rl.0.lora={dropout: 0.1}", ["rl.0: lora.dropout 0.1", "set 0"], "dropout would train another policy than the sampled one"),
+        ("generate.teacher={type: openai, max_cost: 5}", ["generate.teacher: max_cost 5", "prompt_price"], "a limit without prices"),
     ],
 )
 def test_errors_say_what_where_and_the_way_out(override: str, parts: list[str], reason: str) -> None:

@@ -21,6 +21,7 @@ def test_every_recipe_leads_to_stages_in_order(path: Path, tmp_path: Path, monke
     for name in FILES:
         (tmp_path / name).write_text("{}\n")
     monkeypatch.setenv("DATA", str(tmp_path))
+    monkeypatch.setenv("TEACHER", str(tmp_path))
     config = load(path, [f"store={tmp_path}/store"])
     stages = plan(config)
     titles = [stage.title for stage in stages]

@@ -124,7 +124,7 @@ Run = tuple[list[dict], list[tuple[int, int]]]
 def run(teacher: config.Teacher, tmp_path: Path, count: int | None = None, sets: dict | None = None) -> Run:
     progress: list[tuple[int, int]] = []
     generation = config.GenerateConfig(problems={"tier": 1.0}, count=count, teacher=teacher)
-    rows = list(generate(generation, sets or {"tier": [MIXED]}, 0, tmp_path / "shards", lambda i, of: progress.append((i, of))))
+    rows = list(generate(generation, sets or {"tier": [MIXED]}, 0, lambda i, of: progress.append((i, of))))
     return rows, progress
 
 

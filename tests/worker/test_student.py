@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from parallel_r1 import student
+from parallel_r1 import prompts, student
 from parallel_r1.config import HubStudent
 from parallel_r1.markup import TAGS, TagIds
 
@@ -74,3 +74,22 @@ def test_any_text_can_be_encoded_and_read_back() -> None:
     tokenizer = student.train_tokenizer(["a plain text of 12 words"], 300)
     for text in ("Ünïcode ≤ 3 \\frac{1}{2}\n\t", "<Parallel><Path>x</Path>", "日本語"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_base_model_gets_a_chat_template_that_changes_no_token(tmp_path: Path) -> None:
+    start = checkpoint_without_tags(tmp_path / "start", tied=True)
+    assert AutoTokenizer.from_pretrained(start).chat_template is None
+    _, tokenizer, _ = student.hub_student(HubStudent(name=str(start)), seed=0)
+    for style in ("bare", "plain", "parallel"):
+        prompt = prompts.render(style, "What is 2+3?")
+        assert prompts.encode(tokenizer, prompt) == tokenizer.encode(prompt, add_special_tokens=False)
+    chat = [{"role": "user", "content": "1+1?\n"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?\n"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "1+1?\n2<eos>2+2?\n"
+
+
+def test_a_chat_template_that_there_is_stays(tmp_path: Path) -> None:
+    start = checkpoint_without_tags(tmp_path / "start", tied=True)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}!"
+    tokenizer.save_pretrained(start)
+    assert student.hub_student(HubStudent(name=str(start)), seed=0)[1].chat_template == "{{ messages[0]['content'] }}!"
