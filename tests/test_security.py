@@ -95,7 +95,6 @@ def test_secrets_are_found_nowhere(guarded_server: dict[str, str], tmp_path: Pat
     assert "planted" not in errors
 
 
-@pytest.mark.slow
 def test_nothing_leaves_this_machine_at_run_time(project: Project, tmp_path: Path) -> None:
     guard, log = tmp_path / "guard", tmp_path / "outbound.log"
     guard.mkdir()
