@@ -33,6 +33,8 @@ def examples(
             too_long += 1
         else:
             kept.append({"input_ids": asked + response, "completion_mask": [0] * len(asked) + [1] * len(response)})
+    if not kept and not too_long:
+        raise ValueError("there is no example: the filter kept no trajectory; its artifact shows why")
     if not kept:
         raise ValueError(f"no example is within {max_tokens} tokens ({too_long} were longer): raise max_tokens")
     return Dataset.from_list(kept), too_long
