@@ -339,6 +339,7 @@ class ServedTeacher(AskedTeacher):
 
     type: Literal["served"] = "served"
     model: LocalOrHub = Field("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", description="hub id or folder (paper section 3.1)")
+    revision: str | None = Field(None, description="commit to pin; the newest when left out")
     max_prompt_tokens: int = Field(2000, ge=1, description="room for the prompt beside max_tokens")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 
 from parallel_r1 import jobs
 from parallel_r1.config import GenerateConfig, RolloutConfig, ServedTeacher
@@ -24,10 +25,11 @@ def main() -> None:
     room = RolloutConfig(
         max_prompt_tokens=teacher.max_prompt_tokens, max_response_tokens=teacher.max_tokens, max_in_flight=teacher.concurrency * teacher.samples
     )
+    folder = Path(teacher.model) if Path(teacher.model).is_dir() else Path(snapshot_download(teacher.model, revision=teacher.revision))
     jobs.note(f"starting a vLLM server of {teacher.model}")
-    with serve(Path(teacher.model), room, job.seed, job.threads) as server:
+    with serve(folder, room, job.seed, job.threads) as server:
         # vLLM's CPU sampler fails on seeds of requests with chunked prefill
-        endpoint = Endpoint(f"{server.url}/v1", teacher.model, seeded=torch.cuda.is_available(), filed_as="served here")
+        endpoint = Endpoint(f"{server.url}/v1", str(folder), seeded=torch.cuda.is_available(), filed_as="served here")
         rows, metrics = ask(config, endpoint, sets, job.seed, Book(job.work / "answers", "answers"), jobs.report_progress)
     jobs.append_lines(job.out / TRAJECTORIES, rows)
     jobs.finish(written_metrics(rows) | metrics)

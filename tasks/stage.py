@@ -79,7 +79,7 @@ def uses_hub(config: PipelineConfig) -> bool:
     """Whether anything in the config lies on the Hugging Face hub."""
     sources = [*config.prepare.train.values(), *config.prepare.evaluation.values(), config.student]
     teacher = config.generate.teacher if config.generate else None
-    return any(part.type == "hub" for part in (*sources, teacher) if part is not None)
+    return any(part.type in ("hub", "served") for part in (*sources, teacher) if part is not None)
 
 
 @dataclass(frozen=True)

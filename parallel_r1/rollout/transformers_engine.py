@@ -18,7 +18,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from parallel_r1 import adapters
 from parallel_r1.config import RolloutConfig
 from parallel_r1.markup import TagIds
 from parallel_r1.rollout.machine import Completion, Request, Rollout
@@ -58,6 +57,8 @@ class TransformersEngine:
 
     def sync(self, model: nn.Module) -> None:
         """Take over `model`'s weights."""
+        from parallel_r1 import adapters  # peft takes a second to load, and who only asks needs none
+
         with torch.no_grad():
             for name, weight in adapters.weights(model):
                 self._model.get_parameter(name).copy_(weight)
