@@ -69,12 +69,12 @@ gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more);
 bench: environments  ## measure speeds into benchmarks/results.json
 	@$(ORCHESTRATOR) -m benchmarks.run $(CONFIG) --set $(SET)
 
-clean: stop  ## remove the state folder; asks before it removes artifacts
-	@find $(STATE) -mindepth 1 -maxdepth 1 ! -name artifacts -exec rm -rf {} + 2>/dev/null || true
+clean: stop  ## remove the state folder; asks before it removes artifacts and the answers of teachers that were asked
+	@find $(STATE) -mindepth 1 -maxdepth 1 ! -name artifacts ! -name answers -exec rm -rf {} + 2>/dev/null || true
 	@if [ -d $(STATE)/artifacts ]; then \
 	  printf 'Remove the artifacts in %s too (%s)? [y/N] ' "$(STATE)/artifacts" "$$(du -sh $(STATE)/artifacts | cut -f1)"; \
 	  read answer || answer=n; \
-	  if [ "$$answer" = y ]; then rm -rf $(STATE)/artifacts; echo removed; else echo kept; fi; \
+	  if [ "$$answer" = y ]; then rm -rf $(STATE)/artifacts $(STATE)/answers; echo removed; else echo kept; fi; \
 	fi
 
 reasoning-gym: .venv/orchestrator/.done  ## install the package behind problems of `type: reasoning_gym`
