@@ -84,7 +84,7 @@ def _refuse_what_is_there(target: Path, overwrite: bool) -> None:
 def _to_hub(store: Store, history: History, config: PipelineConfig, repository: str, licence: str | None, overwrite: bool) -> None:
     token = os.environ.get("HF_TOKEN")
     if not token:
-        raise ExportError(f"{HUB}{repository}: HF_TOKEN is not set: make a token with write access at https://huggingface.co/settings/tokens")
+        raise ExportError(f"{HUB}{repository}: HF_TOKEN is not set: make one with write access at https://huggingface.co/settings/tokens")
     api = HfApi(token=token)
     try:
         if api.repo_exists(repository) and not overwrite:
@@ -106,7 +106,8 @@ def write(store: Store, history: History, config: PipelineConfig, folder: Path, 
     source = store.localise(_ref(store, history.name), cache) / "checkpoint"
     shutil.copytree(source, folder)
     recipe = yaml.safe_dump(history.recipe(), sort_keys=False, allow_unicode=True, width=120)
-    (folder / RECIPE_FILE).write_text(f"# How {spelled(history.name)} was made. Contents of files are named by their digest.\n{recipe}", encoding="utf-8")
+    title = f"# How {spelled(history.name)} was made. Contents of files are named by their digest.\n"
+    (folder / RECIPE_FILE).write_text(title + recipe, encoding="utf-8")
     facts = _facts(folder, name, licence, config, history)
     measured = _measured(store, history, cache)
     (folder / CARD).write_text(build(history, prompt, measured, facts), encoding="utf-8")

@@ -295,12 +295,16 @@ class AskedTeacher(Section):
     """A model that writes over HTTP. The thinking part of an answer is dropped (paper section 3.1)."""
 
     prompt: TeacherPrompt = Field(
-        "teacher", description="teacher: asks a strong model for the form, zero-shot (paper section 3.1); or a student's prompt, for a teacher "
-        "that knows the form: bare, plain, parallel, a file, rows", json_schema_extra=IN_KEY_WHEN_SET,
+        "teacher",
+        description="teacher: asks a strong model for the form, zero-shot (paper section 3.1); or a student's prompt, for a teacher that knows "
+        "the form: bare, plain, parallel, a file, rows",
+        json_schema_extra=IN_KEY_WHEN_SET,
     )
     temperature: float = Field(0.6, ge=0, le=2, description="sampling temperature; the model's card advises 0.6")
     max_tokens: int = Field(8192, ge=16, description="tokens per answer, thinking included")
-    samples: int = Field(1, ge=1, le=64, description="answers per request; the first that is accepted is kept (paper: 1)", json_schema_extra=IN_KEY_WHEN_SET)
+    samples: int = Field(
+        1, ge=1, le=64, description="answers per request; the first that is accepted is kept (paper: 1)", json_schema_extra=IN_KEY_WHEN_SET
+    )
     attempts: int = Field(
         1, ge=1, description="requests per problem, until an answer is well-formed and right; the last stays if none is (paper: 1)",
         json_schema_extra=IN_KEY_WHEN_SET,
@@ -321,10 +325,11 @@ class OpenAITeacher(AskedTeacher):
     tokens_per_minute: float | None = Field(
         None, gt=0, description="prompt and answer tokens at most, on average; no bound when left out", json_schema_extra=NOT_IN_KEY
     )
-    prompt_price: float = Field(0.0, ge=0, description="price of a million prompt tokens, in any currency", json_schema_extra=IN_KEY_WHEN_SET)
+    prompt_price: float = Field(0.0, ge=0, description="price of a million prompt tokens, any currency", json_schema_extra=IN_KEY_WHEN_SET)
     completion_price: float = Field(0.0, ge=0, description="price of a million answer tokens", json_schema_extra=IN_KEY_WHEN_SET)
     max_cost: float | None = Field(
-        None, gt=0, description="stops asking before new answers cost more than that; what was bought is kept", json_schema_extra=IN_KEY_WHEN_SET
+        None, gt=0, description="asks no more before new answers cost more than that; what was bought is kept",
+        json_schema_extra=IN_KEY_WHEN_SET,
     )
 
     @model_validator(mode="after")
@@ -489,7 +494,7 @@ class RlConfig(Section):
                 "and the sampler's log-probs are those of temperature 1 and top_p 1 (paper: both 1); set both to 1"
             )
         if self.lora and self.lora.dropout:
-            raise ValueError(f"lora.dropout {self.lora.dropout}: rl trains the distribution that it samples, and nothing is dropped in sampling; set 0")
+            raise ValueError(f"lora.dropout {self.lora.dropout}: rl trains what it samples, and nothing is dropped in sampling; set 0")
         return self
 
 

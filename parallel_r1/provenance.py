@@ -1,4 +1,4 @@
-"""How a checkpoint came about: its stages, what it learned from and what was taken out of that, and how it was measured. From manifests alone."""
+"""How a checkpoint came about, from manifests alone: its stages, what it learned from, what was taken out of that, how it was measured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class History:
 
     def _manifest(self, name: Name) -> Manifest:
         if name not in self.inventory.artifacts:
-            raise StoreError(f"{spelled(self.name)}: {spelled(name)}, which it was made from, is no longer in the store: how it came about isn't known")
+            raise StoreError(f"{spelled(self.name)} was made from {spelled(name)}, which is no longer in the store: its story isn't known")
         return self.inventory.artifacts[name]
 
     def label(self, name: Name) -> str:
@@ -106,8 +106,9 @@ class History:
         if manifest.stage == "decontaminate":
             removed["copies of test items"] = round(manifest.metrics["seen"] - manifest.metrics["kept"])
             manifest = self._manifest(self.inventory.inputs(name)["training"])
-        dropped = {key.removeprefix("dropped_").replace("_", " "): round(count) for key, count in manifest.metrics.items() if key.startswith("dropped_")}
-        return TrainingSet(called, manifest.config, round(problems), {reason: count for reason, count in (dropped | removed).items() if count})
+        dropped = {in_words(key, "dropped_"): round(count) for key, count in manifest.metrics.items() if key.startswith("dropped_")}
+        counts = {reason: count for reason, count in (dropped | removed).items() if count}
+        return TrainingSet(called, manifest.config, round(problems), counts)
 
     @cached_property
     def evaluation(self) -> tuple[Name, Manifest] | None:
@@ -124,22 +125,28 @@ class History:
         return next((found for _, manifest in reversed(self.chain) if (found := _attention(manifest.config))), "causal")
 
     def prompt(self, config: PipelineConfig) -> Any:
-        """The prompt it was trained with; where that lies in a file, the one of `config`, when it is the same. Raises StoreError otherwise."""
-        theirs = next((found for _, manifest in reversed(self.chain) if (found := manifest.config.get("prompt"))), None)
+        """The prompt it was trained with; one that lies in a file is taken from `config`. Raises StoreError where that has another."""
+        theirs = self._prompt
         if theirs is None:
             return "bare" if self.chain[0][1].config.get("type") == "scratch" else "plain"
         ours = config.evaluate.prompt
         if isinstance(theirs, str) or identity(ours) == theirs:
             return theirs if isinstance(theirs, str) else ours
-        raise StoreError(f"{spelled(self.name)} was trained with a prompt from a file or data set ({theirs}): name the CONFIG whose evaluate.prompt it is")
+        raise StoreError(f"{spelled(self.name)} was trained with the prompt {theirs}: name the CONFIG whose evaluate.prompt that is")
+
+    @property
+    def _prompt(self) -> Any:
+        """As the last manifest that has one tells it."""
+        return next((found for _, manifest in reversed(self.chain) if (found := manifest.config.get("prompt"))), None)
 
     def recipe(self) -> dict[str, Any]:
         """Config of all stages that made it, as the manifests keep it: contents of files by their digests."""
-        rl = [{"name": self._rl_name(name, index), **manifest.config} for index, (name, manifest) in enumerate(self.chain) if name[0] == "rl"]
+        stages = enumerate(self.chain)
+        rl = [{"name": self._rl_name(name, index), **manifest.config} for index, (name, manifest) in stages if name[0] == "rl"]
         sft = next((manifest.config for name, manifest in self.chain if name[0] == "sft"), None)
         written, kept = self.stage("generate"), self.stage("filter")
-        prompt = next((found for _, manifest in reversed(self.chain) if (found := manifest.config.get("prompt"))), "parallel")
-        measured = self.evaluation[1].config if self.evaluation else {"prompt": prompt, "rollout": {"attention": self.attention}}
+        unmeasured = {"prompt": self._prompt or "parallel", "rollout": {"attention": self.attention}}
+        measured = self.evaluation[1].config if self.evaluation else unmeasured
         return {
             "name": self.label(self.name).replace(" ", "_"),
             "seed": self.seed or 0,
@@ -181,6 +188,11 @@ class History:
         student = self.chain[0][1].config
         name = student.get("name", "") if student.get("type") == "hub" else ""
         return name if name and not name.startswith("sha256:") else None
+
+
+def in_words(key: str, beginning: str) -> str:
+    """`dropped_no_answer` -> `no answer`"""
+    return key.removeprefix(beginning).replace("_", " ")
 
 
 def _attention(config: dict[str, Any]) -> str | None:

@@ -26,7 +26,9 @@ from parallel_r1.markup import TAGS
 from parallel_r1.rollout.engines import model_dtype
 
 PAD, EOS = "<pad>", "<eos>"
-BASE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+BASE_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
 """Chat template of a model that came without one: nothing around a message, so that a chat and a plain prompt are the same token ids."""
 
 

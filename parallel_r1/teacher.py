@@ -52,7 +52,12 @@ def generate(
 
 
 def ask(
-    generation: config.GenerateConfig, endpoint: Endpoint, sets: Mapping[str, Sequence[Problem]], seed: int, book: Book, on_progress: Progress
+    generation: config.GenerateConfig,
+    endpoint: Endpoint,
+    sets: Mapping[str, Sequence[Problem]],
+    seed: int,
+    book: Book,
+    on_progress: Progress,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Trajectories of a model at an endpoint, and headline numbers. A row also holds what it took: "answers", tokens and cost.
 

@@ -23,7 +23,9 @@ def main() -> None:
     assert isinstance(teacher, ServedTeacher)
     sets = {name: read_problems(job.inputs[name] / "problems.jsonl") for name in config.problems}
     room = RolloutConfig(
-        max_prompt_tokens=teacher.max_prompt_tokens, max_response_tokens=teacher.max_tokens, max_in_flight=teacher.concurrency * teacher.samples
+        max_prompt_tokens=teacher.max_prompt_tokens,
+        max_response_tokens=teacher.max_tokens,
+        max_in_flight=teacher.concurrency * teacher.samples,
     )
     folder = Path(teacher.model) if Path(teacher.model).is_dir() else Path(snapshot_download(teacher.model, revision=teacher.revision))
     jobs.note(f"starting a vLLM server of {teacher.model}")

@@ -30,7 +30,8 @@ def show_trajectories(title: str, ref: ArtifactRef, folder: Path) -> None:
     rows = [{"problem": row["problem"], "text": row["text"]} for row in trajectories[:SHOWN_TRAJECTORIES]]
     size = f"{ref.metrics['trajectories']:.0f} trajectories, {ref.metrics['mean_characters']:.0f} characters each"
     show_table(title, rows, ref, f"{size}. {expense(ref.metrics)}")
-    by = "by the grammar alone; `filter` judges answers too" if "answers" not in ref.metrics else "every answer, by the grammar and the right result"
+    asked = "answers" in ref.metrics
+    by = "every answer, by the grammar and the right result" if asked else "by the grammar alone; `filter` judges answers too"
     show_table(f"{title} acceptance", list(acceptance(trajectories)), ref, by)
 
 
@@ -89,5 +90,5 @@ def _asked(work: Work, config: GenerateConfig, teacher: OpenAITeacher, problems:
     rows, metrics = ask(config, Endpoint.of(teacher), problems, work.seed, book, work.progress.report)
     append_lines(work.out / TRAJECTORIES, rows)
     if metrics["unasked"]:
-        work.progress.note(f"stopped at teacher.max_cost {teacher.max_cost:g}: {expense(written_metrics(rows) | metrics)}. Raise it to go on")
+        work.progress.note(f"teacher.max_cost {teacher.max_cost:g}: {expense(written_metrics(rows) | metrics)}. Raise it to go on")
     return written_metrics(rows) | metrics

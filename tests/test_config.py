@@ -34,7 +34,12 @@ def described(section: type[config.Section]) -> set[str]:
     return {name for name, field in section.model_fields.items() if not field.description and name not in {"type", "optimizer", "rollout"}}
 
 
-@pytest.mark.parametrize("section", [s for s in config.Section.__subclasses__() if s.__module__ == config.__name__], ids=lambda s: s.__name__)
+def sections(of: type[config.Section] = config.Section) -> list[type[config.Section]]:
+    """Every section of the schema."""
+    return [one for below in of.__subclasses__() if below.__module__ == config.__name__ for one in (below, *sections(below))]
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda section: section.__name__)
 def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
     if section is not PipelineConfig:
         assert described(section) <= {"teacher", "student"}

@@ -1,4 +1,4 @@
-"""Exports: the folder is the checkpoint and loads by itself, its card is true and its programs run; nothing is overwritten or sent unasked."""
+"""Exports: the folder is the checkpoint and loads by itself, its card is true, its programs run; nothing is overwritten or sent unasked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,7 +131,9 @@ def test_nothing_is_overwritten_unasked(store: Path, exported: Path, tmp_path: P
     ("sft/ffffffff", "0 artifacts of the store are called so"),
     ("nonsense", "0 artifacts of the store are called so"),
 ])  # fmt: skip
-def test_what_cannot_be_exported_is_said(artifact: str, message: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported_is_said(
+    artifact: str, message: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert export(store, f"filter/{key_of(store, 'filter')}" if artifact == "filter/" else artifact, tmp_path / "x") == 2
     assert message in capsys.readouterr().err and not (tmp_path / "x").exists()
 
@@ -166,7 +169,7 @@ def hub() -> Iterator[dict[str, str]]:
 
 def run(store: Path, to: str, environment: dict[str, str]) -> tuple[int, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    command = [str(PROJECT / ".venv/orchestrator/bin/python"), "-m", "flows.export", f"sft/{key_of(store, 'sft')}", "--to", to, "--set", f"store={store}"]
+    command = [sys.executable, "-m", "flows.export", f"sft/{key_of(store, 'sft')}", "--to", to, "--set", f"store={store}"]
     done = subprocess.run(command, cwd=PROJECT, env={**clean, **environment}, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 

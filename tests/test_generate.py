@@ -15,7 +15,10 @@ from tasks.generate import acceptance, expense
 from tests.conftest import Project
 from tests.test_served import PRICED, Endpoint
 
-COUNTED = {"trajectories": 3, "unasked": 0, "accepted": 2, "answers": 8, "prompt_tokens": 1234, "completion_tokens": 56789, "cost": 0.123456, "tokens_per_second": 78.9}
+COUNTED = {
+    "trajectories": 3, "unasked": 0, "accepted": 2, "answers": 8, "prompt_tokens": 1234, "completion_tokens": 56789, "cost": 0.123456,
+    "tokens_per_second": 78.9,
+}  # fmt: skip
 
 
 def test_acceptance_counts_every_answer_by_fault_with_an_example() -> None:
@@ -30,7 +33,8 @@ def test_acceptance_counts_every_answer_by_fault_with_an_example() -> None:
 
 
 def test_what_a_teacher_took_in_words() -> None:
-    assert expense(COUNTED) == "Accepted: 2 of 3 (66.7%), from 8 answers; 1,234 prompt tokens, 56,789 answer tokens, 79 tokens/s, cost 0.1235"
+    spent = "Accepted: 2 of 3 (66.7%), from 8 answers; 1,234 prompt tokens, 56,789 answer tokens, 79 tokens/s, cost 0.1235"
+    assert expense(COUNTED) == spent
     assert "**Stopped at the spend limit: 7 of 10 problems were not asked**" in expense(COUNTED | {"unasked": 7})
     assert "a script or a file" in expense({"trajectories": 3, "mean_characters": 9})
 
@@ -68,5 +72,6 @@ def test_money_ends_cleanly_and_a_raised_limit_buys_the_rest_only(project: Proje
     assert "wrong_answer" in json.dumps(faults["data"]) and f'"answers": {bought}' in json.dumps(json.loads(faults["data"]))
 
     second = generate(100.0)
-    assert second.metrics["trajectories"] == 6 and second.metrics["unasked"] == 0 and len(endpoint.bodies) == 6, "what was bought is not bought again"
+    assert second.metrics["trajectories"] == 6 and second.metrics["unasked"] == 0
+    assert len(endpoint.bodies) == 6, "what was bought is not bought again"
     assert second.metrics["cost"] == pytest.approx(1.01 * 6), "the artifact says what its answers cost, whoever bought them"

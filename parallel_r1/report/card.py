@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from parallel_r1 import prompts
 from parallel_r1.config import Prompt
 from parallel_r1.jobs import read_lines
-from parallel_r1.provenance import LICENCES, History, TrainingSet
+from parallel_r1.provenance import LICENCES, History, TrainingSet, in_words
 from parallel_r1.report.inputs import Evaluation
 from parallel_r1.report.numbers import duration
 from parallel_r1.report.tables import as_markdown, results
@@ -24,6 +24,7 @@ RECIPE_FILE = "recipe.yaml"
 NOT_KNOWN = "see its page"
 STYLES = ("bare", "plain", "parallel")
 SNIPPETS = Path(__file__).parent
+BUDGETS = ("num_paths", "max_blocks", "max_prompt_tokens", "max_response_tokens", "max_path_tokens", "max_summary_tokens")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def build(history: History, prompt: Prompt, measured: Measured | None, facts: Fa
         "data": [*map(_data_row, history.training_sets), *_trajectories(history)],
         "compared": _compared(history),
         "limits": list(_limits(history, measured, facts)),
-        "versions": ", ".join(f"{name} {version}" for name, version in history.manifest.versions.items() if name not in ("stage", "prompt")),
+        "versions": ", ".join(f"{name} {number}" for name, number in history.manifest.versions.items() if name not in ("stage", "prompt")),
     }
     return environment.get_template("card.md.j2").render(values)
 
@@ -81,15 +82,15 @@ def build(history: History, prompt: Prompt, measured: Measured | None, facts: Fa
 def _front_matter(history: History, measured: Measured | None, facts: Facts) -> str:
     scores = [
         EvalResult(
-            task_type="text-generation", dataset_type=name.lower(), dataset_name=name, metric_type="accuracy", metric_name=f"mean@{entry['samples']}",
-            metric_value=round(100 * entry["metrics"]["mean"]["value"], 2),
+            task_type="text-generation", dataset_type=name.lower(), dataset_name=name, metric_type="accuracy",
+            metric_name=f"mean@{entry['samples']}", metric_value=round(100 * entry["metrics"]["mean"]["value"], 2),
         )
         for name, entry in (measured.results["sets"].items() if measured else ())
     ]  # fmt: skip
     data = ModelCardData(
         language="en", license=facts.licence, library_name="transformers", pipeline_tag="text-generation",
-        tags=["parallel-thinking", "parallel-r1", "arxiv:2509.07980"], base_model=history.base_model, datasets=list(history.hub_names()) or None,
-        model_name=facts.name, eval_results=scores or None,
+        tags=["parallel-thinking", "parallel-r1", "arxiv:2509.07980"], base_model=history.base_model,
+        datasets=list(history.hub_names()) or None, model_name=facts.name, eval_results=scores or None,
     )  # fmt: skip
     return data.to_yaml()
 
@@ -103,8 +104,8 @@ def _opening(history: History, facts: Facts) -> str:
     if not steps:
         return f"{model}, with the six tags of parallel thinking as tokens. It was not trained to use them yet."
     return (
-        f"{model}, trained by {steps}. It thinks in parallel: where several lines of thought help, it opens a block of paths that don't see "
-        "each other, sums them up, and goes on."
+        f"{model}, trained by {steps}. It thinks in parallel: where several lines of thought help, it opens a block of paths that don't "
+        "see each other, sums them up, and goes on."
     )
 
 
@@ -115,18 +116,19 @@ def _sample(measured: Measured) -> str:
 
 
 def _given_away(measured: Measured) -> str:
-    clean = ((name, entry["problems"] - entry["clean"]["problems"]) for name, entry in measured.results["sets"].items() if entry.get("clean"))
+    sets = measured.results["sets"].items()
+    clean = ((name, entry["problems"] - entry["clean"]["problems"]) for name, entry in sets if entry.get("clean"))
     return ", ".join(f"{count} of {name}" for name, count in clean if count)
 
 
 def _snippet(file: str, template: str, history: History) -> str:
     """A program of the card: a file beside this one, with the checkpoint's own prompt and budgets in place of its placeholders."""
     rollout = (history.evaluation[1].config if history.evaluation else {}).get("rollout", {})
-    budgets = {name: rollout.get(name) for name in ("num_paths", "max_blocks", "max_prompt_tokens", "max_response_tokens", "max_path_tokens", "max_summary_tokens")}
-    settings = ", ".join(f"{name}={value}" for name, value in budgets.items() if value is not None)
+    settings = {"attention": history.attention, "engine": "transformers"} | {name: rollout.get(name) for name in BUDGETS}
+    spelled = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items() if value is not None)
     text = (SNIPPETS / file).read_text(encoding="utf-8")
     text = text.replace('"PROMPT {problem}"', json.dumps(template, ensure_ascii=False))
-    return text.replace("SETTINGS", f'attention="{history.attention}", engine="transformers"' + (f", {settings}" if settings else "")).rstrip()
+    return text.replace("SETTINGS", spelled).rstrip()
 
 
 def _ask(prompt: Prompt, attention: str) -> str:
@@ -151,7 +153,8 @@ def _what(manifest: Manifest) -> str:
         case "generate":
             return f"{metrics['trajectories']:,.0f} trajectories by {_teacher(config['teacher'])}"
         case "filter":
-            faults = ", ".join(f"{code.removeprefix('rejected_').replace('_', ' ')} {count:.0f}" for code, count in metrics.items() if code.startswith("rejected_"))
+            rejected = ((in_words(code, "rejected_"), count) for code, count in metrics.items() if code.startswith("rejected_"))
+            faults = ", ".join(f"{fault} {count:.0f}" for fault, count in rejected)
             return f"{metrics['kept']:,.0f} of {metrics['seen']:,.0f} kept; rejected for {faults or 'nothing'}"
         case "base":
             return f"{config['type']} student, {metrics.get('parameters', 0):,.0f} parameters"
@@ -169,12 +172,14 @@ def _how(config: Mapping[str, Any]) -> str:
 
 def _teacher(teacher: Mapping[str, Any]) -> str:
     named = {"scripted": "a program, not a model", "files": "a file of trajectories", "hub": f"the data set {teacher.get('name')}"}
-    return named.get(teacher["type"]) or (str(teacher["model"]) if not str(teacher["model"]).startswith("sha256:") else "a checkpoint from a folder")
+    model = "a checkpoint from a folder" if str(teacher.get("model")).startswith("sha256:") else str(teacher.get("model"))
+    return named.get(teacher["type"], model)
 
 
 def _data_row(one: TrainingSet) -> dict[str, Any]:
     removed = ", ".join(f"{count:,} {reason}" for reason, count in one.removed.items()) or "nothing"
-    return {"name": one.name, "source": _source(one.source), "licence": _licence(one.source), "used": f"{one.problems:,} problems", "removed": removed}
+    told = {"source": _source(one.source), "licence": _licence(one.source)}
+    return {"name": one.name, **told, "used": f"{one.problems:,} problems", "removed": removed}
 
 
 def _source(source: Mapping[str, Any]) -> str:
@@ -203,15 +208,13 @@ def _trajectories(history: History) -> Iterator[dict[str, Any]]:
         copies = written.metrics["trajectories"] - kept.metrics["seen"]
         removed = f"{rejected:,.0f} by the filter" + (f", {copies:,.0f} copies of test items" if copies else "")
         teacher = written.config["teacher"]
-        yield {
-            "name": "trajectories", "source": _teacher(teacher), "licence": _licence(teacher), "used": f"{kept.metrics['kept']:,.0f} trajectories",
-            "removed": removed,
-        }  # fmt: skip
+        told = {"source": _teacher(teacher), "licence": _licence(teacher)}
+        yield {"name": "trajectories", **told, "used": f"{kept.metrics['kept']:,.0f} trajectories", "removed": removed}
 
 
 def _compared(history: History) -> str:
     if any("copies of test items" in one.removed for one in history.training_sets) or history.stage("decontaminate"):
-        return "Training data was compared with the test sets by shared 13-grams (`prepare.decontaminate`), and copies were taken out as the table says."
+        return "Training data was compared with the test sets by shared word sequences (`prepare.decontaminate`); the table says what was taken out."
     if all(one.source["type"] in ("procedural", "reasoning_gym") for one in history.training_sets):
         return "Training and test problems are made by the same program and never share a combination of numbers."
     return "Training data was not compared with test sets."
@@ -224,7 +227,10 @@ def _limits(history: History, measured: Measured | None, facts: Facts) -> Iterat
         yield "Trained on English mathematics problems with short answers; nothing else was measured."
     yield "An answer can be wrong however many paths agree. Nothing was done about safety beyond what the base model has."
     if history.attention == "structured":
-        yield "Trained with structured attention (paths see neither each other's text nor positions): a plain `generate` runs it causally, as it was never trained."
+        yield (
+            "Trained with structured attention (paths see neither each other's text nor positions): a plain `generate` runs it causally, as "
+            "it was never trained."
+        )
     if (written := history.stage("generate")) and written.config["teacher"]["type"] == "scripted":
         yield "Its teacher was a program that stands in for a strong model."
     if measured is None:

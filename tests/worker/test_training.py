@@ -127,9 +127,10 @@ def test_sft_learns_the_form_and_changes_the_weights(tmp_path: Path, tiny: Path,
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text, "tags are plain tokens: they survive every decoding"
 
 
-def test_rl_with_adapters_samples_from_the_merged_model_and_goes_on_after_kill_9(tmp_path: Path, tiny: Path, inputs: dict[str, Path]) -> None:
+def test_rl_with_adapters_samples_the_merged_model_and_goes_on_after_kill_9(tmp_path: Path, tiny: Path, inputs: dict[str, Path]) -> None:
     """The gap would show an engine that was given the weights without their adapters, or adapters that a resume lost."""
-    config = RL.model_copy(update={"lora": LoraConfig(r=4), "kl_coefficient": 0.01, "optimizer": OPTIMIZER.model_copy(update={"learning_rate": 1e-2})})
+    optimizer = OPTIMIZER.model_copy(update={"learning_rate": 1e-2})
+    config = RL.model_copy(update={"lora": LoraConfig(r=4), "kl_coefficient": 0.01, "optimizer": optimizer})
     job = write_job(tmp_path, config, inputs)
     list(events("parallel_r1.training.grpo", job, kill_after_step=2))
     list(events("parallel_r1.training.grpo", job))
