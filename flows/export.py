@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--licence", help="licence of the weights, as the hub spells it, such as apache-2.0")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export there")
     options = parser.parse_args(arguments)
+    if not options.artifact or not options.to:
+        parser.error("make export ARTIFACT=stage/key TO=folder (or TO=hub:owner/name); `make artifacts` lists what there is")
     try:
         config = load(os.path.relpath(PROJECT / options.config), options.overrides)
         store = Store(config.store if "://" in config.store else (PROJECT / config.store).resolve())
