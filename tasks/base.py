@@ -10,7 +10,7 @@ from tasks.show import show_curves
 from tasks.stage import Metrics, Work, stage
 
 
-@stage("base", version=2, show=show_curves, gpu=True)
+@stage("base", version=1, show=show_curves, gpu=True)
 def make_base(work: Work, student: Student, sets: Mapping[str, ArtifactRef]) -> Metrics:
     """Make the base model: from scratch on sequential solutions, or a checkpoint that gets its tags."""
     return work.run_program("parallel_r1.training.base", student, sets)

@@ -1,4 +1,4 @@
-"""A vLLM server of one checkpoint on this machine, for as long as a `with` block lasts: tests, benchmarks.
+"""A vLLM server of one checkpoint on this machine, for as long as a `with` block lasts: a served teacher, tests, benchmarks.
 
     with serve(checkpoint, config) as server:
         engine = HttpEngine(checkpoint, config.model_copy(update={"engine": "http", "endpoints": [server.url]}))
@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from parallel_r1.config import RolloutConfig
 from parallel_r1.rollout import reload, vllm_structured
+from parallel_r1.student import BASE_TEMPLATE
 
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
@@ -83,6 +84,8 @@ def command(checkpoint: Path, config: RolloutConfig, port: int, seed: int = 0) -
     if not torch.cuda.is_available():
         arguments |= {"--dtype": "float32", "--block-size": "32", "--distributed-executor-backend": "uni"}
         switches.append("--enforce-eager")
+    if AutoTokenizer.from_pretrained(checkpoint).chat_template is None:
+        arguments["--chat-template"] = BASE_TEMPLATE
     if config.attention == "structured":
         arguments["--hf-overrides"] = json.dumps(vllm_structured.hf_overrides(AutoConfig.from_pretrained(checkpoint).architectures[0]))
         if torch.cuda.is_available():
