@@ -177,7 +177,7 @@ def _judged(claim: Claim, rows: Rows) -> Verdict:
     parts = next((parts for parts, lacks in zip(claim.versions, missing, strict=True) if not lacks), None)
     if parts is None:
         wanted = min(missing, key=len)
-        return Verdict(claim.text, "undecided", (), f"No run answers this: {' and '.join(wanted)} would.")
+        return Verdict(claim.text, "undecided", (), f"No run answers this; {' and '.join(wanted)} would.")
     findings = tuple(_found(part, rows) for part in parts)
     outcomes = {finding.outcome for finding in findings}
     outcome = next((one for one in ("not reproduced", "undecided") if one in outcomes), "reproduced")
@@ -186,7 +186,7 @@ def _judged(claim: Claim, rows: Rows) -> Verdict:
 
 def _missing(parts: Sequence[Part], rows: Rows) -> list[str]:
     wanted = [checkpoint for part in parts for checkpoint in (part.more, part.less) if checkpoint]
-    return [f"recipe {recipe}" for recipe in dict.fromkeys(checkpoint.recipe for checkpoint in wanted) if recipe not in rows]
+    return [recipe for recipe in dict.fromkeys(checkpoint.recipe for checkpoint in wanted) if recipe not in rows]
 
 
 def _found(part: Part, rows: Rows) -> Finding:

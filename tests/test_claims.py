@@ -123,7 +123,7 @@ def test_little_data_decides_nothing(tmp_path: Path, seeds: int, problems: int, 
 
 def test_rows_that_are_missing_are_named(tmp_path: Path) -> None:
     verdicts = judge(rows(tmp_path, {"parallel_r1_unseen_s1": PAPER["parallel_r1_unseen_s1"]}, problems=20))
-    assert "recipe parallel_r1_unseen_s2" in verdicts[ALTERNATING].sentence and verdicts[ALTERNATING].outcome == "undecided"
+    assert "; parallel_r1_unseen_s2 would" in verdicts[ALTERNATING].sentence and verdicts[ALTERNATING].outcome == "undecided"
     assert verdicts[LIFTS].findings[0].part.more.recipe == "parallel_r1_unseen_s1", "the claim is judged on the row that is there"
     assert all(verdict.outcome == "undecided" and not verdict.findings for verdict in judge([]))
 
