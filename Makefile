@@ -42,8 +42,8 @@ ask: export ASK_PROBLEM = $(value PROBLEM)
 ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or an artifact key) PROBLEM="..." [JSON=1] [ASK="--paths 3 --seed 1"]
 	@$(WORKER) -m parallel_r1.ask '$(or $(MODEL),latest)' --config $(CONFIG) --set $(SET) $(if $(JSON),--json) $(ASK)
 
-experiments: environments  ## rows of a results table at several seeds, one page: RECIPES="recipes/tiny/*.yaml" SEEDS=3; READY=1: of finished rows
-	@$(ORCHESTRATOR) -m flows.run_experiments $(RECIPES) --seeds $(SEEDS) $(if $(READY),--ready) --set $(SET)
+experiments: environments  ## rows of a results table at several seeds, one page: RECIPES="recipes/tiny/*.yaml" SEEDS=3; READY=1: of finished rows; COPY=folder: the page there too
+	@$(ORCHESTRATOR) -m flows.run_experiments $(RECIPES) --seeds $(SEEDS) $(if $(READY),--ready) $(if $(COPY),--copy-to $(COPY)) --set $(SET)
 
 evaluate: environments  ## MODEL=folder, hub id or artifact key, BENCHMARKS="AIME24 AMC23", DATA=folder (files instead of the hub)
 	@$(ORCHESTRATOR) -m flows.evaluate_model '$(MODEL)' --benchmarks $(BENCHMARKS) $(if $(DATA),--data $(DATA)) --config $(CONFIG) --set $(SET)

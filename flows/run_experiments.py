@@ -9,11 +9,15 @@ Exit codes: 0 done, 1 a row failed, 2 a config can't be used, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 from flows import server
 from parallel_r1.config import ConfigError, load
@@ -26,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("recipes", nargs="+", help="config files, one per row of the table, such as recipes/tiny/*.yaml")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every recipe")
     parser.add_argument("--ready", action="store_true", help="only rows that are finished, while another run is still at work")
+    parser.add_argument("--copy-to", metavar="FOLDER", help="copy the page there, as report.html and README.md, with how it was made")
     parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -38,30 +43,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # we say ourselves how far it is; the UI has every line
-    code = _run(recipes, options.seeds, options.overrides, options.ready)
+    try:
+        page = _run(recipes, options.seeds, options.overrides, options.ready)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
+        return 130
+    except Exception as error:  # the traceback is in the UI's log; a person at the terminal needs the reason
+        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {url}", file=sys.stderr)
+        return 1
+    if options.copy_to:
+        copy(page, Path(options.copy_to), f'RECIPES="{_shortly(recipes)}" SEEDS={options.seeds}{" READY=1" * options.ready}')
     print(f"UI         {url}\n{time.monotonic() - start:.0f} s", flush=True)
-    return code
+    return 0
 
 
-def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> int:
+def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> Path:
+    """The folder of the page, once its table was printed."""
     from flows.experiments import experiments  # imports prefect, which reads its environment then
     from parallel_r1.report.combined import as_text
     from tasks.evaluate import RESULTS
     from tasks.report import PAGE
     from tasks.stage import Run
 
-    try:
-        page = experiments(recipes, seeds, overrides, ready)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
-        return 130
-    except Exception as error:  # the traceback is in the UI's log; a person at the terminal needs the reason
-        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here.", file=sys.stderr)
-        return 1
+    page = experiments(recipes, seeds, overrides, ready)
     run = Run.of(load(os.path.relpath(PROJECT / recipes[0]), overrides))
-    results = run.store.localise(page, run.state / "cache", RESULTS) / RESULTS
-    print(f"\n{as_text(json.loads(results.read_text(encoding='utf-8')))}\n\nreport     {page.uri}/{PAGE}")
-    return 0
+    folder = run.store.localise(page, run.state / "cache")
+    print(f"\n{as_text(json.loads((folder / RESULTS).read_text(encoding='utf-8')))}\n\nreport     {page.uri}/{PAGE}")
+    return folder
+
+
+def copy(page: Path, to: Path, arguments: str) -> None:
+    """The page and its Markdown twin, each with a line on how it was made: the page itself holds no clocks, so that equal runs are equal."""
+    from tasks.report import PAGE, TEXT
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True).stdout.strip() or "unknown"
+    today = datetime.now(UTC).date().isoformat()
+    made = f"Made by `make experiments {arguments}` at commit {commit}, {today}, on {os.cpu_count()} CPU cores."
+    to.mkdir(parents=True, exist_ok=True)
+    text = (page / PAGE).read_text(encoding="utf-8")
+    (to / PAGE).write_text(text.replace("</header>", f'<p class="note">{html.escape(made)}</p>\n</header>', 1), encoding="utf-8")
+    title, rest = (page / TEXT).read_text(encoding="utf-8").split("\n", 1)
+    (to / "README.md").write_text(f"{title}\n\n{made} The same with figures: [{PAGE}]({PAGE}).\n{rest}", encoding="utf-8")
+
+
+def _shortly(recipes: list[str]) -> str:
+    """`recipes/tiny/*.yaml` where these are all that lie there."""
+    folder = os.path.dirname(recipes[0])
+    everything = sorted(path.relative_to(PROJECT).as_posix() for path in (PROJECT / folder).glob("*.yaml"))
+    return f"{folder}/*.yaml" if sorted(recipes) == everything else " ".join(recipes)
 
 
 if __name__ == "__main__":

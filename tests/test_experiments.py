@@ -206,8 +206,10 @@ def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project:
     [page] = project.store.glob("experiments/*/report.html")
     assert "Rows that failed" in page.read_text() and "sft_seen" in page.read_text()
 
-    code, output, errors = start(project, base, broken, sft, "--ready", seeds=3)
+    code, output, errors = start(project, base, broken, sft, "--ready", "--copy-to", f"{tmp_path}/docs", seeds=3)
     assert code == 0 and "sft_unseen" not in output and "seed 2" not in output, "only what is finished"
+    for name in ("report.html", "README.md"):
+        assert re.search(r"Made by `make experiments RECIPES=.*SEEDS=3 READY=1` at commit \w+, \d{4}-\d\d-\d\d", (tmp_path / "docs" / name).read_text())
 
     code, output, errors = start(project, base, sft)
     assert code == 0, errors
