@@ -17,7 +17,7 @@ LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
 .PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
 
 help:  ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 	@echo 'Options:  CONFIG=$(CONFIG)  SET="field=value ..."  DATA=folder'
 
 demo: environments  ## train a small model to think in parallel, end to end; again: everything is cached
