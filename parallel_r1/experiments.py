@@ -70,14 +70,6 @@ class Estimate:
     by_seed: dict[int, float]
 
 
-@dataclass(frozen=True)
-class Difference(Estimate):
-    """`after` minus `before` on the same problems and seeds. p: two-sided paired t-test over the seeds' means (NaN below two seeds)."""
-
-    p: float
-    problems: int
-
-
 def by_recipe(runs: Sequence[RowRun]) -> dict[str, list[RowRun]]:
     """The rows in the order in which their recipes first come, each with its seeds."""
     rows: dict[str, list[RowRun]] = defaultdict(list)
@@ -122,23 +114,6 @@ def estimate(of: Table, draws: int = DRAWS, seed: int = 0) -> Estimate:
         return Estimate(math.nan, math.nan, math.nan, {})
     low, high = np.quantile(_resampled(of, draws, seed), (0.025, 0.975))
     return Estimate(float(np.mean(list(by_seed.values()))), float(low), float(high), by_seed)
-
-
-def paired_difference(before: Table, after: Table, draws: int = DRAWS, seed: int = 0) -> Difference | None:
-    """Compare two recipes, or two checkpoints of one, problem by problem within each seed that both have; None where they share none."""
-    found = gains(before, after)
-    if not found:
-        return None
-    mean = estimate(found, draws, seed)
-    problems = sum(len(by_problem) for sets in found.values() for by_problem in sets.values())
-    return Difference(mean.value, mean.low, mean.high, mean.by_seed, p_over_seeds(list(mean.by_seed.values())), problems)
-
-
-def p_over_seeds(gains: Sequence[float]) -> float:
-    """Two-sided t-test of the seeds' mean gains against none; NaN below two seeds or where all are the same."""
-    from scipy.stats import ttest_1samp  # takes half a second to import
-
-    return float(ttest_1samp(gains, 0.0).pvalue) if len(set(gains)) > 1 else math.nan
 
 
 def gains(before: Table, after: Table) -> Table:

@@ -12,7 +12,7 @@ from typing import Any
 from parallel_r1 import claims, published
 from parallel_r1.analysis import depth_of_rows
 from parallel_r1.config import ScratchStudent
-from parallel_r1.experiments import RESULTS, Difference, Estimate, RowRun, by_recipe, estimate, means, paired_difference, table
+from parallel_r1.experiments import RESULTS, Estimate, RowRun, Table as Measured, by_recipe, estimate, gains, means, table
 from parallel_r1.metrics import holm
 from parallel_r1.report import analysis, numbers
 from parallel_r1.report.claims import claims_table
@@ -52,6 +52,14 @@ class Experiments:
     runs: Sequence[RowRun]
     failed: Mapping[str, str] = field(default_factory=dict)
     seconds: float = math.nan
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """Of two rows, on the same problems at the same seeds, with the interval and the p of the claims' test."""
+
+    p: float
+    problems: int
 
 
 @dataclass(frozen=True)
@@ -181,20 +189,29 @@ def compare(rows: Rows) -> list[Comparison]:
     first = next(iter(rows))
     pairs += [(name, first) for name in rows if name not in asked and name != first]
     found = [one for after, before in pairs if (one := _compare(rows, after, before))]
-    adjusted = holm([1.0 if math.isnan(one.accuracy[None].p) else one.accuracy[None].p for one in found])
+    adjusted = holm([one.accuracy[None].p for one in found])
     return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
 
 
 def _compare(rows: Rows, after: str, before: str) -> Comparison | None:
-    by_set = {name: paired_difference(_of_set(rows[before], name), _of_set(rows[after], name)) for name in _sets(rows)}
-    overall = paired_difference(table(rows[before]), table(rows[after]))
-    ratio = paired_difference(table(rows[before], RATIO), table(rows[after], RATIO))
+    by_set = {name: difference(_of_set(rows[before], name), _of_set(rows[after], name)) for name in _sets(rows)}
+    overall = difference(table(rows[before]), table(rows[after]))
+    ratio = difference(table(rows[before], RATIO), table(rows[after], RATIO))
     if overall is None or ratio is None:
         return None
     return Comparison(after, before, {None: overall} | {name: found for name, found in by_set.items() if found}, ratio)
 
 
-def _of_set(runs: Sequence[RowRun], name: str) -> Any:
+def difference(before: Measured, after: Measured) -> Difference | None:
+    """`after` minus `before`, problem by problem within each seed that both have; None where they share nothing."""
+    found = gains(before, after)
+    if not found:
+        return None
+    value, low, high, p = claims.measured(found)
+    return Difference(value, low, high, means(found), p, sum(len(problems) for sets in found.values() for problems in sets.values()))
+
+
+def _of_set(runs: Sequence[RowRun], name: str) -> Measured:
     return table([run for run in runs if name in _entries(run)], "mean", [name])
 
 
@@ -205,18 +222,14 @@ def differences_table(rows: Rows, compared: Sequence[Comparison]) -> Table:
     body = []
     for one in compared:
         overall = one.accuracy[None]
-        test = f"p {_p(overall.p)}, Holm {_p(one.p_holm)}"
+        test = f"p {p_value(overall.p)}, Holm {p_value(one.p_holm)}"
         cells = [_points(overall, test), *(_points(one.accuracy.get(name)) for name in names), _points(one.ratio)]
         higher = sum(value > 0 for value in overall.by_seed.values())
         body.append(Row(Cell(shown(one.after), f"− {shown(one.before)}"), [*cells, Cell(f"{higher} of {len(overall.by_seed)}")]))
-    notes = ["Points of percent with the 95 % interval over problems and seeds; ▲ ▼ where it leaves out zero. Problems are paired within a seed."]
-    notes.append("p: two-sided paired t-test over the seeds' means, beside it corrected for the number of rows here (Holm). With three seeds "
-                 "it has two degrees of freedom, and only large and steady differences come below 0.05.")  # fmt: skip
+    notes = ["Points of percent with the 95 % interval; ▲ ▼ where it leaves out zero. Problems are paired within a seed. Interval and p: "
+             f"{claims.TEST}, as for the claims; Holm: p corrected for the number of rows here."]  # fmt: skip
+    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out.")
     return Table("Differences", columns, body, notes)
-
-
-def _p(value: float) -> str:
-    return p_value(value) if math.isfinite(value) else NOTHING
 
 
 def _points(one: Difference | None, test: str = "") -> Cell:
@@ -300,9 +313,9 @@ def _results(rows: Rows, compared: Sequence[Comparison], verdicts: Sequence[clai
         {"recipe": recipe, "set": name, "measure": "mean", **_plain(estimate(_of_set(runs, name)))} for recipe, runs in rows.items() for name in _sets(rows)
     ]
     differences = [
-        {"after": one.after, "before": one.before, "set": name, "measure": "mean", **_plain(difference)}
+        {"after": one.after, "before": one.before, "set": name, "measure": "mean", **_plain(gain)}
         for one in compared
-        for name, difference in one.accuracy.items()
+        for name, gain in one.accuracy.items()
     ]
     differences += [{"after": one.after, "before": one.before, "set": None, "measure": RATIO, **_plain(one.ratio)} for one in compared]
     judged = [{"claim": one.claim, "outcome": one.outcome, "sentence": one.sentence} for one in verdicts]
