@@ -69,6 +69,12 @@ gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more);
 bench: environments  ## measure speeds into benchmarks/results.json
 	@$(ORCHESTRATOR) -m benchmarks.run $(CONFIG) --set $(SET)
 
+plan: .venv/orchestrator/.done  ## what a run needs before it runs: memory, hours, price, disk; SET="machine.gpu=H100 machine.gpus=8 machine.price_per_hour=2.5"
+	@$(ORCHESTRATOR) -m flows.plan $(CONFIG) --set $(SET)
+
+bench-gpu: environments  ## measure every stage on this machine's GPU into benchmarks/gpu.md
+	@$(ORCHESTRATOR) -m benchmarks.gpu --set $(SET)
+
 clean: stop  ## remove the state folder; asks before it removes artifacts and the answers of teachers that were asked
 	@find $(STATE) -mindepth 1 -maxdepth 1 ! -name artifacts ! -name answers -exec rm -rf {} + 2>/dev/null || true
 	@if [ -d $(STATE)/artifacts ]; then \

@@ -544,6 +544,20 @@ class ReportConfig(Section):
     sample_rollouts: int = Field(6, ge=0, description="rollouts laid out side by side, per checkpoint")
 
 
+class MachineConfig(Section):
+    """The machine that `make plan` reckons with; when the section is left out, the one it runs on."""
+
+    gpu: Literal["A100", "H100", "H200", "B200", "L40S"] | None = Field(None, description="a known GPU: fills what of memory and speeds is left out")
+    gpus: int = Field(1, ge=0, description="GPUs in all; 0: the CPU")
+    memory_gb: float | None = Field(None, gt=0, description="memory of one GPU, or of the CPU, in 10^9 bytes")
+    tflops: float | None = Field(None, gt=0, description="peak of one GPU in dense bfloat16, in TFLOP/s; without it no hours")
+    bandwidth_tb: float | None = Field(None, gt=0, description="speed of a GPU's memory in TB/s; without it no hours for sampling")
+    mfu: float = Field(
+        0.15, gt=0, le=1, description="share of the peak that training reaches; assumed: stock transformers was measured at 0.12 and 0.17 (docs/gpu.md)"
+    )
+    price_per_hour: float = Field(0.0, ge=0, description="price of one GPU, or of the CPU machine, for an hour, in any currency")
+
+
 Tracking = Literal["none", "trackio", "wandb"]
 
 
@@ -567,6 +581,7 @@ class PipelineConfig(Section):
         ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
     )
     resources: Resources = Field(default_factory=Resources, json_schema_extra=NOT_IN_KEY)
+    machine: MachineConfig | None = Field(None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY)
     prepare: PrepareConfig = Field(default_factory=PrepareConfig)
     student: Student = Field(default_factory=HubStudent)
     generate: GenerateConfig | None = Field(default_factory=GenerateConfig, description="null: no cold start")

@@ -1,4 +1,4 @@
-"""What can be tested of docker/ without an engine: what is copied exists, nothing else gets in, images are pinned, secrets have no default."""
+"""What can be tested of docker/ without an engine: copied files exist, nothing else gets in, images are pinned, secrets have no default."""
 
 from __future__ import annotations
 
