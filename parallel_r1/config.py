@@ -581,7 +581,6 @@ class PipelineConfig(Section):
         ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
     )
     resources: Resources = Field(default_factory=Resources, json_schema_extra=NOT_IN_KEY)
-    machine: MachineConfig | None = Field(None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY)
     prepare: PrepareConfig = Field(default_factory=PrepareConfig)
     student: Student = Field(default_factory=HubStudent)
     generate: GenerateConfig | None = Field(default_factory=GenerateConfig, description="null: no cold start")
@@ -591,6 +590,7 @@ class PipelineConfig(Section):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     analysis: AnalysisConfig = Field(default_factory=AnalysisConfig)
     report: ReportConfig = Field(default_factory=ReportConfig)
+    machine: MachineConfig | None = Field(None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY)
 
     @model_validator(mode="before")
     @classmethod
