@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,17 +38,22 @@ def main() -> None:
     options = parser.parse_args()
     machine = this_machine()
     command = f"`make bench-gpu SET=\"{' '.join(options.overrides)}\"`"
-    lines = [f"## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {_machine(machine)}", "", command, ""]
+    _append(options.page, [f"## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {_machine(machine)}", "", command])
     for attention in ATTENTIONS:
         root = state_folder() / "bench-gpu" / attention
         overrides = [*options.overrides, f"attention={attention}", f"store={root}"]
         subprocess.run([sys.executable, "-m", "flows.run", RECIPE, "--set", *overrides], cwd=PROJECT, check=True)
         config = load(PROJECT / RECIPE, overrides)
-        lines += [f"### {attention}", "", *table(list(Store(root).manifests()), plan(config, machine), config), ""]
-    lines += [*_rollouts(), ""]
-    with options.page.open("a", encoding="utf-8") as page:
-        page.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        _append(options.page, [f"### {attention}", "", *table(list(Store(root).manifests()), plan(config, machine), config)])
+    _append(options.page, _rollouts())
+
+
+def _append(page: Path, lines: Iterable[str]) -> None:
+    """Write down each part as soon as it was measured."""
+    text = "\n".join([*lines, "", ""])
+    print(text)
+    with page.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _machine(machine: Machine) -> str:
