@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from flows.dry_run import plan
-from flows.forms import TINY, Overrides, Recipe, described
+from flows.forms import TINY, Overrides, described
 from flows.pipeline import train, until_whole
 from flows.steps import Steps
 from parallel_r1.config import ConfigError, PipelineConfig, load
@@ -26,6 +26,8 @@ from tasks.progress import say
 from tasks.report import PAGE
 from tasks.stage import Run
 from tasks.supervise import programs_end_with_flow
+
+File = Annotated[str, Field(title="recipe", pattern=r"\.ya?ml$")]
 
 
 class RowsFailed(RuntimeError):
@@ -48,7 +50,7 @@ class _Row:
 @flow(name="experiments", flow_run_name="experiments, {seeds} seeds", task_runner=ThreadPoolTaskRunner(max_workers=1))
 @described
 def experiments(
-    recipes: Annotated[list[Recipe], Field(min_length=1)] = list(TINY),  # noqa: B006, B008  # Prefect hands out copies
+    recipes: Annotated[list[File], Field(min_length=1)] = list(TINY),  # noqa: B006, B008  # Prefect hands out copies
     seeds: Annotated[int, Field(ge=1, le=100)] = 3,
     overrides: Overrides = [],  # noqa: B006
     ready: bool = False,

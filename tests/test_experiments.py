@@ -184,7 +184,7 @@ def recipe(folder: Path, name: str, **changes: Any) -> str:
 def start(project: Project, *recipes: str, seeds: int = 2) -> tuple[int, str, str]:
     """`make experiments`: exit code, output, errors."""
     command = [sys.executable, "-m", "flows.run_experiments", *recipes, "--seeds", str(seeds), "--set", f"store={project.store}"]
-    done = subprocess.run(command, cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=1200)
     return done.returncode, done.stdout, done.stderr
 
 
