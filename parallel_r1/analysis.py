@@ -1,8 +1,8 @@
 """What the blocks of a run are good for, and how their use changes while the student learns (paper section 5).
 
 Read from what the stages have written: per optimiser step rl's metrics.jsonl, and the rollouts that it kept of each step; per checkpoint
-the rollouts of its evaluation. Every estimate is {"value", "low", "high", "n"} with a 95 % interval (None where there is nothing to make one
-of): over the steps of a window for training, by a bootstrap over problems for checkpoints.
+the rollouts of its evaluation. Every estimate is {"value", "low", "high", "n"} with a 95 % interval (None where there is nothing to make
+one of): over the steps of a window for training, by a bootstrap over problems for checkpoints.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import numpy as np
 
 from parallel_r1.claims import measured
 from parallel_r1.config import AnalysisConfig
-from parallel_r1.experiments import RowRun, by_recipe, gains
+from parallel_r1.experiments import METRICS, ROLLOUTS, RowRun, by_recipe, gains
 from parallel_r1.grading import canonical, extract, grade
 from parallel_r1.jobs import read_lines
 from parallel_r1.metrics import RESAMPLES, paired_difference
 
 Row = Mapping[str, Any]
 Estimate = dict[str, float | None]
-METRICS = "metrics.jsonl"
-ROLLOUTS = "rollouts.jsonl"
 
 TRENDS = {
     "position": "parallel_position",

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from parallel_r1 import published
-from parallel_r1.experiments import RowRun, Shares, Table, by_recipe, gains, table
+from parallel_r1.experiments import METRICS, RowRun, Shares, Table, by_recipe, gains, table
 from parallel_r1.jobs import read_lines
 
 SMALLEST = 0.02
@@ -164,8 +164,8 @@ CLAIMS = (
 
 
 def judge(rows: Sequence[RowRun]) -> list[Verdict]:
-    """A verdict on every claim. A row answers for a recipe by the last part of its name."""
-    found = {recipe.rsplit("/", 1)[-1]: runs for recipe, runs in by_recipe(rows).items()}
+    """A verdict on every claim. A row answers for the recipe whose name it has."""
+    found = by_recipe(rows)
     return [_judged(claim, found) for claim in CLAIMS]
 
 
@@ -208,7 +208,7 @@ def _compared(part: Part, rows: Rows) -> Table:
 
 def _why_nothing(part: Part) -> str:
     if part.measure == "position":
-        return f"no rl stage of {part.more.recipe} recorded {FEWEST_STEPS} steps with blocks"
+        return f"the last rl stage of {part.more.recipe} has fewer than {FEWEST_STEPS} steps with blocks"
     return f"{part.more} and {part.less} share no seed with the same problems" if part.less else f"{part.more} was not evaluated"
 
 
@@ -232,7 +232,7 @@ def _moves(runs: Sequence[RowRun]) -> Table:
     found = {}
     for run in runs:
         last = list(run.training.values())[-1:]
-        logged = [row.get("parallel_position") for folder in last for row in read_lines(folder / "metrics.jsonl")]
+        logged = [row.get("parallel_position") for folder in last for row in read_lines(folder / METRICS)]
         positions = [position for position in logged if position is not None]
         third = len(positions) // 3
         if len(positions) >= FEWEST_STEPS:
@@ -320,6 +320,6 @@ def _level(checkpoint: Checkpoint, measure: str) -> float | None:
     name = checkpoint.recipe
     if checkpoint.title == "sft":
         name = published.COLD_START["structured" if "unseen" in name else "causal"]
-    row = next((row for row in (*published.ROWS, *published.ABLATIONS) if row.recipe.removeprefix("ablation_") == name), None)
+    row = published.row_of(name)
     value = {"mean": row.mean, "parallel_ratio": row.parallel_ratio}.get(measure) if row else None
     return None if value is None else value / 100

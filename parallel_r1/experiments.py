@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,9 @@ import numpy as np
 
 from parallel_r1.config import PipelineConfig
 from parallel_r1.jobs import read_lines
+from parallel_r1.metrics import MEASURES
 
+METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 RESULTS = "results.json"
 DRAWS = 2_000
@@ -28,16 +30,6 @@ Shares = Mapping[str, Mapping[str, float]]
 """Of one checkpoint: set -> text of a problem -> mean of a measure over its rollouts (an id may name another problem at another seed)."""
 Table = Mapping[int, Shares]
 """Of one recipe, by seed."""
-
-MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    "mean": lambda row: row["correct"],
-    "parallel_ratio": lambda row: row["blocks"] > 0,
-    "valid_ratio": lambda row: row["blocks"] > 0 and row["well_formed"],
-    "truncated_ratio": lambda row: row["finish"] == "length",
-    "response_tokens": lambda row: row["tokens"],
-    "critical_path_tokens": lambda row: row["critical_path_tokens"],
-}
-"""What is measured of a rollout; `mean` is the accuracy. `pass@k` beside these: any of a problem's rollouts is right."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def by_recipe(runs: Sequence[RowRun]) -> dict[str, list[RowRun]]:
 
 
 def shares(folder: Path, measure: str = "mean") -> Shares:
-    """A measure of one evaluation, by set and problem."""
+    """A measure of one evaluation, by set and problem: one of MEASURES, or `pass@k`, whether any of a problem's rollouts is right."""
     return {name: {problem: values[measure] for problem, values in problems.items()} for name, problems in _measured(folder).items()}
 
 

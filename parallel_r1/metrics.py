@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def summarise(rows: Sequence[Row], samples: int, bootstrap: int, seed: int) -> d
     per rollout; "response_tokens", "critical_path_tokens". Raises ValueError where a problem has another number of rollouts.
     """
     by_problem = _by_problem(rows, samples)
-    tables = {name: np.array([[float(measure(row)) for row in group] for group in by_problem]) for name, measure in _MEASURES.items()}
+    tables = {name: np.array([[float(measure(row)) for row in group] for group in by_problem]) for name, measure in MEASURES.items()}
     per_problem = {name: table.mean(axis=1) for name, table in tables.items()}
     right = tables["mean"].sum(axis=1).astype(int).tolist()
     for k in range(1, samples):
@@ -69,7 +69,7 @@ def summarise(rows: Sequence[Row], samples: int, bootstrap: int, seed: int) -> d
     return {name: score | _sampling_part(tables.get(name)) for name, score in scores.items()}
 
 
-_MEASURES = {
+MEASURES: dict[str, Callable[[Row], float]] = {
     "mean": lambda row: row["correct"],
     "parallel_ratio": lambda row: row["blocks"] > 0,
     "valid_ratio": lambda row: row["blocks"] > 0 and row["well_formed"],
@@ -79,6 +79,7 @@ _MEASURES = {
     "response_tokens": lambda row: row["tokens"],
     "critical_path_tokens": lambda row: row["critical_path_tokens"],
 }
+"""What is measured of a rollout; "mean" is the accuracy."""
 
 
 def _sampling_part(table: np.ndarray | None) -> Score:

@@ -57,10 +57,10 @@ ROWS = (
 """The main table, in the paper's order of benchmarks."""
 
 ABLATIONS = (
-    Published("ablation_parallel_only", {"AMC23": 59.4, "MATH": 81.7}, parallel_ratio=80.3, note="unseen, parallel-only reward"),
-    Published("ablation_seen_without_rl_easy", mean=46.6),
-    Published("ablation_unseen_with_rl_easy", mean=38.5),
-    Published("ablation_without_parallel_prompt", mean=47.1),
+    Published("parallel_only", {"AMC23": 59.4, "MATH": 81.7}, parallel_ratio=80.3, note="unseen, parallel-only reward"),
+    Published("seen_without_rl_easy", mean=46.6),
+    Published("unseen_with_rl_easy", mean=38.5),
+    Published("without_parallel_prompt", mean=47.1),
     Published("scaffold", {"AIME25": 25.6}, note="peak over the run"),
 )
 
@@ -76,7 +76,7 @@ def row_for(label: str, last: bool, config: PipelineConfig) -> Published | None:
 def row_of(recipe: str) -> Published | None:
     """The paper's row of a recipe, ablations included; of two versions the later."""
     rows = (*reversed(ROWS), *ABLATIONS)
-    return next((row for row in rows if row.recipe.removeprefix("ablation_") == recipe), None)
+    return next((row for row in rows if row.recipe == recipe), None)
 
 
 def other_run(config: PipelineConfig) -> list[str]:

@@ -38,8 +38,8 @@ from parallel_r1.config import IN_KEY_WHEN_SET, NOT_IN_KEY, FileContent, LocalOr
 MANIFEST = "MANIFEST.json"
 STAGING = ".staging"
 NOT_IN_DIGEST = frozenset({"log.txt", "metrics.jsonl", "tensorboard"})
-"""Files and folders for people, which report and analysis draw and no other stage reads: listed in the manifest, but two artifacts that differ
-only here have the same digest."""
+"""Files and folders for people, which analysis and pages draw and no other stage reads: listed in the manifest, but two artifacts that
+differ only here have the same digest."""
 
 FILE_CONTENT_MARK = get_args(FileContent)[1]
 LOCAL_OR_HUB_MARK = get_args(LocalOrHub)[1]

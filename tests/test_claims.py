@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_r1.analysis import TWINS
 from parallel_r1.claims import CLAIMS, Verdict, judge, measured
-from parallel_r1.config import PipelineConfig
+from parallel_r1.config import PipelineConfig, load
 from parallel_r1.experiments import RowRun
 from parallel_r1.report import claims_table
 from parallel_r1.report.tables import as_markdown
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 COLD_START, LIFTS, FALLS, ALTERNATING, PARALLEL_ONLY, MOVES, SCAFFOLD, SEQUENTIAL = range(len(CLAIMS))
 
 
@@ -65,7 +67,7 @@ def evaluation(folder: Path, level: Level, hardness: np.ndarray, rng: np.random.
     for place, chance in enumerate(chances):
         for _ in range(4):
             blocks = int(rng.random() < level.ratio)
-            row: dict[str, Any] = {"set": "tier1", "problem_id": f"p{place}", "problem": f"problem {place}"}
+            row: dict[str, Any] = {"set": "tier1", "problem_id": f"p{place}", "problem": f"problem {place}", "segments": []}
             row["correct"] = bool(rng.random() < chance)
             found.append(row | {"blocks": blocks, "well_formed": True, "finish": "eos", "tokens": 50, "critical_path_tokens": 40})
     write(folder / "rollouts.jsonl", found)
@@ -126,6 +128,15 @@ def test_rows_that_are_missing_are_named(tmp_path: Path) -> None:
     assert "; parallel_r1_unseen_s2 would" in verdicts[ALTERNATING].sentence and verdicts[ALTERNATING].outcome == "undecided"
     assert verdicts[LIFTS].findings[0].part.more.recipe == "parallel_r1_unseen_s1", "the claim is judged on the row that is there"
     assert all(verdict.outcome == "undecided" and not verdict.findings for verdict in judge([]))
+
+
+@pytest.mark.parametrize("pattern", ["tiny/*.yaml", "*.yaml ablations/*.yaml"])
+def test_every_claim_has_its_recipes(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/nowhere")
+    monkeypatch.setenv("TEACHER", "/nowhere")
+    shipped = {load(path).name for part in pattern.split() for path in RECIPES.glob(part)}
+    checkpoints = [checkpoint for claim in CLAIMS for parts in claim.versions for part in parts for checkpoint in (part.more, part.less)]
+    assert {checkpoint.recipe for checkpoint in checkpoints if checkpoint} | {*TWINS, *sum(TWINS.values(), ())} <= shipped
 
 
 def test_seeds_that_two_rows_do_not_share_compare_nothing(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def build(experiments: Experiments) -> Report:
 
 def _as_in_the_paper(rows: Rows) -> Rows:
     """In the order of the paper's tables; what isn't there comes last."""
-    order = [row.recipe.removeprefix("ablation_") for row in (*published.ROWS, *published.ABLATIONS)]
+    order = [row.recipe for row in (*published.ROWS, *published.ABLATIONS)]
     return dict(sorted(rows.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
