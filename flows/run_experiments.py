@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--copy-to", metavar="FOLDER", help="copy the page there, as report.html and README.md, with how it was made")
     parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error(f"SEEDS={options.seeds}: one seed at least, and two for an interval over seeds")
     start = time.monotonic()
     recipes = [os.path.relpath(PROJECT / recipe, PROJECT) for recipe in options.recipes]
     try:
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # we say ourselves how far it is; the UI has every line
     try:
         page = _run(recipes, options.seeds, options.overrides, options.ready)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
         return 130
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {url}", file=sys.stderr)
         return 1
     if options.copy_to:
-        copy(page, Path(options.copy_to), f'RECIPES="{_shortly(recipes)}" SEEDS={options.seeds}{" READY=1" * options.ready}')
+        copy(page, Path(options.copy_to), _asked(recipes, options))
     print(f"UI         {url}\n{time.monotonic() - start:.0f} s", flush=True)
     return 0
 
@@ -73,10 +78,11 @@ def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> P
 
 
 def copy(page: Path, to: Path, arguments: str) -> None:
-    """The page and its Markdown twin, each with a line on how it was made: the page itself holds no clocks, so that equal runs are equal."""
+    """The page and its Markdown twin, each with a line on how it was made: the page itself holds no clocks, so equal runs are equal."""
     from tasks.report import PAGE, TEXT
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True).stdout.strip() or "unknown"
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
+    commit = asked.stdout.strip() or "unknown"
     today = datetime.now(UTC).date().isoformat()
     made = f"Made by `make experiments {arguments}` at commit {commit}, {today}, on {os.cpu_count()} CPU cores."
     to.mkdir(parents=True, exist_ok=True)
@@ -84,6 +90,13 @@ def copy(page: Path, to: Path, arguments: str) -> None:
     (to / PAGE).write_text(text.replace("</header>", f'<p class="note">{html.escape(made)}</p>\n</header>', 1), encoding="utf-8")
     title, rest = (page / TEXT).read_text(encoding="utf-8").split("\n", 1)
     (to / "README.md").write_text(f"{title}\n\n{made} The same with figures: [{PAGE}]({PAGE}).\n{rest}", encoding="utf-8")
+
+
+def _asked(recipes: list[str], options: argparse.Namespace) -> str:
+    """What `make experiments` was told, without where things lie and how they are run: neither changes a number."""
+    changes = [override for override in options.overrides if not override.startswith(("store=", "resources."))]
+    told = f'RECIPES="{_shortly(recipes)}" SEEDS={options.seeds}{" READY=1" * options.ready}'
+    return told + (f' SET="{" ".join(changes)}"' if changes else "")
 
 
 def _shortly(recipes: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from tests.conftest import PROJECT, TINY, Project
 
+from flows.run_experiments import main
 from parallel_r1.config import PipelineConfig
 from parallel_r1.experiments import RowRun, Table, estimate, means, table
 from parallel_r1.report.combined import Experiments, as_text, build, difference
@@ -199,10 +201,13 @@ def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project:
     [page] = project.store.glob("experiments/*/report.html")
     assert "Rows that failed" in page.read_text() and "sft_seen" in page.read_text()
 
-    code, output, errors = start(project, base, broken, sft, "--ready", "--copy-to", f"{tmp_path}/docs", seeds=3)
+    options = ("--ready", "--copy-to", f"{tmp_path}/docs", "--set", "analysis.samples=1")
+    code, output, errors = start(project, base, broken, sft, *options, seeds=3)
     assert code == 0 and "sft_unseen" not in output and "seed 2" not in output, "only what is finished"
     for name in ("report.html", "README.md"):
-        assert re.search(r"Made by `make experiments RECIPES=.*SEEDS=3 READY=1` at commit \w+, \d{4}-\d\d-\d\d", (tmp_path / "docs" / name).read_text())
+        text = html.unescape((tmp_path / "docs" / name).read_text())
+        assert re.search(r'make experiments RECIPES=.*SEEDS=3 READY=1 SET="analysis.samples=1"` at commit \w+, \d{4}-\d\d-\d\d', text)
+        assert str(project.store) not in text, "where it lay is nobody's business"
 
     code, output, errors = start(project, base, sft)
     assert code == 0, errors
@@ -213,4 +218,19 @@ def test_rows_share_stages_a_failed_one_is_reported_and_a_rerun_goes_on(project:
 def test_two_rows_of_one_name_are_refused(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     code, _, errors = start(project, recipe(tmp_path, "twin"), recipe(tmp_path / "other", "twin"), seeds=1)
-    assert code == 1 and "both are called 'twin'" in errors
+    assert code == 2 and "both are called 'twin'" in errors
+
+
+@pytest.mark.parametrize(("arguments", "message", "reason"), [
+    (["recipes/tinny/*.yaml"], "recipes/tinny/*.yaml", "a pattern that matches nothing is named"),
+    (["recipes/tiny/base.yaml", "--seeds", "0"], "SEEDS=0: one seed at least", "no seed, no row"),
+    (["recipes/tiny/base.yaml", "--set", "evaluate.sampels=3"], "unknown key", "the schema checks overrides"),
+])  # fmt: skip
+def test_what_cannot_be_run_is_said_before_anything_starts(
+    arguments: list[str], message: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as refused:
+        code = refused.code
+    assert code == 2 and message in capsys.readouterr().err, reason
