@@ -140,7 +140,7 @@ class History:
         return next((found for _, manifest in reversed(self.chain) if (found := manifest.config.get("prompt"))), None)
 
     def recipe(self) -> dict[str, Any]:
-        """Config of all stages that made it, as the manifests keep it: contents of files by their digests."""
+        """Config of all stages that made it, as the manifests keep it: contents of files by their digests, endpoints without address."""
         stages = enumerate(self.chain)
         rl = [{"name": self._rl_name(name, index), **manifest.config} for index, (name, manifest) in stages if name[0] == "rl"]
         sft = next((manifest.config for name, manifest in self.chain if name[0] == "sft"), None)
@@ -153,7 +153,7 @@ class History:
             "attention": self.attention,
             "prepare": {"train": {one.name: one.source for one in self.training_sets}} | self._evaluation_sets(),
             "student": self.chain[0][1].config,
-            "generate": written and written.config,
+            "generate": written and {**written.config, "teacher": _without_address(written.config["teacher"])},
             **({"filter": kept.config} if kept else {}),
             "sft": sft,
             "rl": rl,
@@ -193,6 +193,11 @@ class History:
 def in_words(key: str, beginning: str) -> str:
     """`dropped_no_answer` -> `no answer`"""
     return key.removeprefix(beginning).replace("_", " ")
+
+
+def _without_address(teacher: dict[str, Any]) -> dict[str, Any]:
+    """An exported checkpoint tells which model was asked, not where: that may be a machine of a private network."""
+    return {name: value for name, value in teacher.items() if name not in ("base_url", "api_key_env")}
 
 
 def _attention(config: dict[str, Any]) -> str | None:

@@ -1,7 +1,8 @@
 """A model as teacher: asks an OpenAI-compatible endpoint, again until an answer is well-formed and right, and keeps every answer at once.
 
 What was bought is never bought again: answers lie in a folder that all stages share, and an answer is looked up there by all that decides
-it. Money has a limit that is never passed: a request reserves the most it can cost before it is sent.
+it. Money has a limit: a request reserves the most it can cost before it is sent, and pays what its answer came to. What an endpoint bills
+for answers that got lost on the way isn't seen.
 """
 
 from __future__ import annotations

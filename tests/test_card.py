@@ -54,7 +54,7 @@ def history(tmp_path: Path) -> History:
     counts = {"problems": 7400, "dropped_duplicate": 70, "dropped_no_answer": 0, "repaired_control": 3}
     problems = shelf.put("prepare", HubSource(preset="gsm8k"), counts)
     clean = shelf.put("decontaminate", DecontaminateConfig(), {"seen": 7400, "kept": 7390, "copies": 10}, training=problems)
-    teacher = OpenAITeacher(attempts=3)
+    teacher = OpenAITeacher(attempts=3, base_url="http://10.0.0.7:8000/v1", api_key_env="TEAM_KEY")
     written = shelf.put("generate", GenerateConfig(teacher=teacher), {"trajectories": 7390, "answers": 9000}, sets__gsm8k=clean)
     kept = shelf.put("filter", FilterConfig(), {"seen": 7390, "kept": 6000, "rejected_wrong_answer": 1390}, trajectories=written)
     base = shelf.put("base", HubStudent(), {"parameters": 4e9})
@@ -90,6 +90,7 @@ def test_a_card_of_real_data(history: History, tmp_path: Path) -> None:
 
 def test_the_recipe_can_be_run_again(history: History) -> None:
     config = parse(history.recipe())
+    assert "10.0.0.7" not in str(history.recipe()) and "TEAM_KEY" not in str(history.recipe()), "where it was asked stays here"
     assert config.sft and config.sft.lora == LoraConfig(r=8) and config.attention == "structured"
     assert isinstance(config.generate.teacher, OpenAITeacher) and config.generate.teacher.attempts == 3
     assert config.prepare.train == {"gsm8k": HubSource(preset="gsm8k")}
