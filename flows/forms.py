@@ -40,7 +40,8 @@ from parallel_r1.config import (
 from tasks.places import PROJECT
 
 RECIPE = "pipeline_config.yaml"
-SHIPPED = (RECIPE, *(path.relative_to(PROJECT).as_posix() for pattern in ("*.yaml", "*/*.yaml") for path in sorted(PROJECT.glob(f"recipes/{pattern}"))))
+_RECIPES = (path for pattern in ("*.yaml", "*/*.yaml") for path in sorted((PROJECT / "recipes").glob(pattern)))
+SHIPPED = (RECIPE, *(path.relative_to(PROJECT).as_posix() for path in _RECIPES))
 TINY = tuple(name for name in SHIPPED if name.startswith("recipes/tiny/"))
 LATEST = "latest"
 STAGES = ("prepare", "base", "generate", "filter", "sft", "rl", "evaluate", "analysis", "report")

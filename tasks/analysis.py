@@ -30,7 +30,8 @@ def show_analysis(title: str, ref: ArtifactRef, folder: Path) -> None:
     ]
     show_table(title, paths, ref, "what the paths of a block come to. Percent, 95 % intervals over problems")
     if found["depth"]:
-        show_table(f"{title} depth", list(_depth_rows(found["depth"])), ref, "points of accuracy over the sequential one within a budget of tokens")
+        within = "points of accuracy over the sequential one within a budget of tokens"
+        show_table(f"{title} depth", list(_depth_rows(found["depth"])), ref, within)
     if found["behaviour"]:
         show_table(f"{title} behaviour", list(_behaviour_rows(found["behaviour"])), ref, "what rollouts did in rl, and what it earned")
     rows, ends = _points(found["trends"])

@@ -41,8 +41,11 @@ def summary(found: Found) -> list[str]:
 def _moved(stages: Sequence[Found]) -> Iterator[str]:
     windows = [window for stage in stages for window in stage["windows"] if window["position"]["value"] is not None]
     if len(windows) > 1:
-        (start, end), (few, many) = ([estimate(one, key).percent() for one in (windows[0], windows[-1])] for key in ("position", "parallel_ratio"))
-        yield f"Over rl, the first block moved from {start} to {end} % of the response, and responses with a block went from {few} to {many} %."
+        start, end, few, many = (
+            estimate(one, key).percent() for key in ("position", "parallel_ratio") for one in (windows[0], windows[-1])
+        )  # fmt: skip
+        moved = f"the first block moved from {start} to {end} % of the response"
+        yield f"Over rl, {moved}, and responses with a block went from {few} to {many} %."
 
 
 def _lost(by_label: Mapping[str, Found]) -> Iterator[str]:
@@ -79,8 +82,8 @@ def paths(by_label: Mapping[str, Found]) -> Table:
         rows.append(Row(Cell(shown(label), f"{entry['blocks']:,}"), [bleu, *(_share(entry, key) for key in keys)]))
     notes = ["Percent with 95 % intervals over problems, all sets together; BLEU from 0 to 1, mean over pairs of paths, 1 for copies."]
     notes.append(
-        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, and "
-        f"none has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
+        "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, "
+        f"and none has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
     )
     return Table("The paths of a block", columns, rows, notes)
 

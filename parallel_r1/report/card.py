@@ -214,7 +214,8 @@ def _trajectories(history: History) -> Iterator[dict[str, Any]]:
 
 def _compared(history: History) -> str:
     if any("copies of test items" in one.removed for one in history.training_sets) or history.stage("decontaminate"):
-        return "Training data was compared with the test sets by shared word sequences (`prepare.decontaminate`); the table says what was taken out."
+        compared = "Training data was compared with the test sets by shared word sequences (`prepare.decontaminate`)"
+        return f"{compared}; the table says what was taken out."
     if all(one.source["type"] in ("procedural", "reasoning_gym") for one in history.training_sets):
         return "Training and test problems are made by the same program and never share a combination of numbers."
     return "Training data was not compared with test sets."
@@ -228,8 +229,8 @@ def _limits(history: History, measured: Measured | None, facts: Facts) -> Iterat
     yield "An answer can be wrong however many paths agree. Nothing was done about safety beyond what the base model has."
     if history.attention == "structured":
         yield (
-            "Trained with structured attention (paths see neither each other's text nor positions): a plain `generate` runs it causally, as "
-            "it was never trained."
+            "Trained with structured attention (paths see neither each other's text nor positions): a plain `generate` runs it causally, "
+            "as it was never trained."
         )
     if (written := history.stage("generate")) and written.config["teacher"]["type"] == "scripted":
         yield "Its teacher was a program that stands in for a strong model."
