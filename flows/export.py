@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _to_hub(store, history, config, options.to.removeprefix(HUB), options.licence, options.overwrite)
         else:
             _to_folder(store, history, config, Path(options.to), options.licence, options.overwrite)
-    except (ConfigError, StoreError, ExportError) as error:
+    except (ConfigError, StoreError, ExportError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

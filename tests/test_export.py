@@ -124,6 +124,7 @@ def test_nothing_is_overwritten_unasked(store: Path, exported: Path, tmp_path: P
     (foreign / "thesis.txt").write_text("five years")
     assert export(store, key, foreign, "--overwrite") == 2 and (foreign / "thesis.txt").exists()
     assert "is no earlier export" in capsys.readouterr().err
+    assert export(store, key, foreign / "thesis.txt" / "model") == 2 and "thesis.txt" in capsys.readouterr().err, "a file is no folder"
 
 
 @pytest.mark.parametrize("artifact, message", [
