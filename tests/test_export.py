@@ -28,14 +28,16 @@ CHEAP = ("evaluate.rollout.engine=transformers",)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, prefect_environment: dict[str, str]) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, prefect_environment: dict[str, str]) -> Iterator[Path]:
     """A store with an sft checkpoint and its evaluation."""
     folder = tmp_path_factory.mktemp("exporting")
     recipe = folder / "tiny.yaml"
     recipe.write_text(json.dumps(TINY))
     project = Project(folder, recipe, {**prefect_environment, "PARALLEL_R1_STATE": str(folder)})
     project.run("evaluate", *CHEAP)
-    return project.store
+    yield project.store
+    for process in project.started:
+        process.communicate()
 
 
 def key_of(store: Path, stage: str) -> str:
