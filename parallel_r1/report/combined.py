@@ -157,7 +157,7 @@ def results_table(rows: Rows) -> Table:
     first = _entries(next(iter(rows.values()))[0])
     sizes = {name: f"{entry['problems']} problems × {entry['samples']}" for name, entry in first.items()}
     columns = [Cell("recipe"), *(Cell(shown(name), sizes.get(name, "")) for name in names)]
-    columns += [Cell("mean", "over sets"), Cell("parallel ratio"), Cell("valid blocks"), Cell("paper: mean"), Cell("paper: ratio")]
+    columns += [Cell("mean", "over sets"), Cell("parallel", "ratio"), Cell("valid", "blocks"), Cell("paper", "mean"), Cell("paper", "ratio")]
     body = []
     for recipe, runs in rows.items():
         theirs = published.row_of(recipe)

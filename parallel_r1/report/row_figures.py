@@ -92,6 +92,7 @@ def _dots(title: str, found: Mapping[str, Estimate]) -> str:
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=COLOURS["grid"], lw=0.8)
     axes.set_yticks(range(len(found)), list(found))
+    axes.tick_params(axis="y", pad=10)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlim(0, 100)
     return as_svg(figure, f"overview {title}")
