@@ -80,6 +80,7 @@ def program_environment(threads: int, offline: bool) -> dict[str, str]:
     environment |= {
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": os.environ.get("VLLM_HOST_IP", "127.0.0.1"),  # else vLLM finds its address by a socket to 8.8.8.8
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

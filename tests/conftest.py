@@ -34,6 +34,36 @@ TINY = {
 """The cheapest config in which every stage but rl is real."""
 
 
+GUARD = """
+import os, socket
+def _loud(address):
+    host = address[0] if isinstance(address, tuple) else None
+    if host is not None and host not in ("127.0.0.1", "::1", "localhost"):
+        with open(os.environ["OUTBOUND_LOG"], "a") as file:
+            file.write(f"{os.getpid()} {address}\\n")
+        raise AssertionError(f"a connect to {address}: nothing may leave this machine")
+_connect, _connect_ex, _getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+socket.socket.connect = lambda self, address: (_loud(address), _connect(self, address))[1]
+socket.socket.connect_ex = lambda self, address: (_loud(address), _connect_ex(self, address))[1]
+def _resolve(host, *rest, **named):
+    _loud((host.decode() if isinstance(host, bytes) else host or "localhost", rest))
+    return _getaddrinfo(host, *rest, **named)
+socket.getaddrinfo = _resolve
+"""
+"""A sitecustomize.py: connects to anything but the loopback fail loudly, and are written down."""
+
+
+@dataclass
+class Outbound:
+    """Processes with this environment can't leave the machine."""
+
+    environment: dict[str, str]
+
+    def attempts(self) -> list[str]:
+        """Process and address of every try."""
+        return Path(self.environment["OUTBOUND_LOG"]).read_text().splitlines()
+
+
 @dataclass
 class Project:
     """Starts flows as processes that share a Prefect server, a state folder and an artifact store."""
@@ -113,6 +143,16 @@ def project(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Pro
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def outbound(tmp_path: Path) -> Outbound:
+    """The guard, for the processes that get its environment."""
+    folder = tmp_path / "guard"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(GUARD)
+    (folder / "outbound.log").touch()
+    return Outbound({"PYTHONPATH": str(folder), "OUTBOUND_LOG": str(folder / "outbound.log")})
 
 
 @pytest.fixture(scope="session")

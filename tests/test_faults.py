@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 SMALL = ("prepare.train.tier1.count=150", "generate.count=100")
 LONG_BASE = ("student.examples=4800", "student.checkpoint_every=20")
+LONG_SFT = ("sft.max_steps=200", "sft.checkpoint_every=20")
 
 
 def until(condition: object, seconds: float = 120) -> None:
@@ -38,6 +40,12 @@ def digests(store: Path | Store) -> dict[str, str]:
     """Digest of every artifact of the stages that are deterministic on one machine."""
     store = store if isinstance(store, Store) else Store(store)
     return {f"{manifest.stage}/{manifest.key}": manifest.digest for manifest in store.manifests()}
+
+
+def weights(store: Path, stage: str) -> str:
+    """Digest of the weights of a stage's only artifact."""
+    [manifest] = [manifest for manifest in Store(store).manifests() if manifest.stage == stage]
+    return manifest.files["checkpoint/model.safetensors"].sha256
 
 
 class S3:
@@ -76,15 +84,22 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 # --- processes that are killed ----------------------------------------------------------------------------------------------
 
 
-def test_kill_9_of_the_program_of_a_stage(project: Project) -> None:
-    flow = project.start("base", *LONG_BASE)
-    until(lambda: list(project.state.glob("work/base/*/work/checkpoint-20/trainer_state.json")))
-    for process in processes(str(project.state), "parallel_r1.training.base"):
+@pytest.mark.parametrize("stage, long", [("base", LONG_BASE), ("sft", LONG_SFT)])
+def test_kill_9_of_the_program_of_a_training_stage(project: Project, stage: str, long: tuple[str, ...]) -> None:
+    """rl: tests/test_flow_full.py."""
+    flow = project.start(stage, *long)
+    until(lambda: list(project.state.glob(f"work/{stage}/*/work/checkpoint-20/trainer_state.json")))
+    for process in processes(str(project.state), f"parallel_r1.training.{stage}"):
         kill(process)
     _, errors = flow.communicate(timeout=60)
-    assert flow.returncode != 0 and "base ended" in errors
-    output, errors = project.start("base", *LONG_BASE).communicate(timeout=200)
-    assert "goes on from the checkpoint" in output and outcomes(output)["base"] == "built", errors
+    assert flow.returncode != 0 and f"{stage} ended" in errors
+    output, errors = project.start(stage, *long).communicate(timeout=200)
+    assert "goes on from the checkpoint" in output and outcomes(output)[stage] == "built", errors
+
+    undisturbed = replace(project, state=project.state / "undisturbed", environment={**project.environment})
+    undisturbed.environment["PARALLEL_R1_STATE"] = str(undisturbed.state)
+    undisturbed.run(stage, *long)
+    assert weights(project.store, stage) == weights(undisturbed.store, stage)
 
 
 def test_kill_9_of_vllm_in_an_evaluation(project: Project) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from subprocess import Popen
 
-from tests.conftest import PROJECT, Project, outcomes
+from tests.conftest import PROJECT, Outbound, Project, outcomes
 
 SMOKE = PROJECT / "recipes" / "smoke.yaml"
 STEPS = 4
@@ -34,13 +34,13 @@ def metrics(project: Project, stage: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in (project.store / stage / key / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_whole_pipeline_survives_kill_9_inside_rl(project: Project) -> None:
+def test_the_whole_pipeline_survives_kill_9_inside_rl_and_asks_nobody_outside(project: Project, outbound: Outbound) -> None:
     project.recipe = SMOKE
-    kill_inside_rl(project, project.start("run"))
+    kill_inside_rl(project, project.start("run", **outbound.environment))
     before = {stage: project.keys(stage) for stage in ("base", "filter", "sft")}
     assert all(len(keys) == 1 for keys in before.values()) and not project.keys("rl")
 
-    flow = project.start("run")
+    flow = project.start("run", **outbound.environment)
     output, errors = flow.communicate(timeout=500)
     assert flow.returncode == 0, f"{output}\n{errors}"
     assert {title for title, what in outcomes(output).items() if what == "cached"} >= BEFORE_RL, "earlier stages are not run again"
@@ -52,6 +52,7 @@ def test_the_whole_pipeline_survives_kill_9_inside_rl(project: Project) -> None:
     check_report(project, output)
     check_analysis(project)
     assert set(project.run("run").values()) == {"cached"}, "a third run finds everything"
+    assert outbound.attempts() == [], "every stage ran, and none tried to leave this machine"
 
 
 def check_what_was_learned(project: Project) -> None:

@@ -16,28 +16,12 @@ from moto.server import ThreadedMotoServer
 from parallel_r1.store import Store, StoreError
 from tasks.rollouts import laid_out
 from tasks.show import as_text
-from tests.conftest import PROJECT, TINY, Project
+from tests.conftest import PROJECT, TINY, Outbound, Project
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "planted-aws-id-4711", "AWS_SECRET_ACCESS_KEY": "planted-aws-secret-4712", "OPENAI_API_KEY": "planted-openai-4713",
     "HF_TOKEN": "planted-hub-4714", "PREFECT_SERVER_API_AUTH_STRING": "admin:planted-password-4715", "WANDB_API_KEY": "planted-wandb-4716",
 }  # fmt: skip
-GUARD = """
-import os, socket
-def _loud(address):
-    host = address[0] if isinstance(address, tuple) else None
-    if host is not None and host not in ("127.0.0.1", "::1", "localhost"):
-        with open(os.environ["OUTBOUND_LOG"], "a") as file:
-            file.write(f"{os.getpid()} {address}\\n")
-        raise AssertionError(f"a connect to {address}: nothing may leave this machine")
-_connect, _connect_ex, _getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
-socket.socket.connect = lambda self, address: (_loud(address), _connect(self, address))[1]
-socket.socket.connect_ex = lambda self, address: (_loud(address), _connect_ex(self, address))[1]
-def _resolve(host, *rest, **named):
-    _loud((host.decode() if isinstance(host, bytes) else host or "localhost", rest))
-    return _getaddrinfo(host, *rest, **named)
-socket.getaddrinfo = _resolve
-"""
 
 
 def found_in(folder: Path, words: dict[str, str]) -> list[str]:
@@ -95,20 +79,13 @@ def test_secrets_are_found_nowhere(guarded_server: dict[str, str], tmp_path: Pat
     assert "planted" not in errors
 
 
-def test_nothing_leaves_this_machine_at_run_time(project: Project, tmp_path: Path) -> None:
-    guard, log = tmp_path / "guard", tmp_path / "outbound.log"
-    guard.mkdir()
-    (guard / "sitecustomize.py").write_text(GUARD)
-    log.touch()
-    environment = {"PYTHONPATH": str(guard), "OUTBOUND_LOG": str(log)}
+def test_the_guard_of_outbound_connects_is_on_in_both_environments(outbound: Outbound) -> None:
+    """tests/test_flow_full.py runs the whole pipeline under it."""
     for python in (sys.executable, str(PROJECT / ".venv/worker/bin/python")):
         tried = subprocess.run([python, "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 1)"],
-                               env={**os.environ, **environment}, capture_output=True, text=True)  # fmt: skip
-        assert "nothing may leave this machine" in tried.stderr, "the guard is on in both environments"
-    log.write_text("")
-    results = project.run("sft", **environment)
-    assert {"base", "sft", "generate", "filter"} <= set(results)
-    assert log.read_text() == ""
+                               env={**os.environ, **outbound.environment}, capture_output=True, text=True)  # fmt: skip
+        assert "nothing may leave this machine" in tried.stderr
+    assert len(outbound.attempts()) == 2
 
 
 def test_servers_listen_on_loopback_only(prefect_environment: dict[str, str]) -> None:

@@ -98,6 +98,7 @@ def environment(threads: int) -> dict[str, str]:
     return os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": os.environ.get("VLLM_HOST_IP", "127.0.0.1"),  # else vLLM finds its address by a socket to 8.8.8.8
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",
