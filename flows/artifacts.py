@@ -5,20 +5,21 @@
     python -m flows.artifacts gc [CONFIG] ... [--keep ARTIFACT ...] [--younger-than HOURS] [--apply]
 
 The config says where the store is. `gc` keeps what the newest page of each run name was made from, what --keep names, and what is
-younger than a day; without --apply it only says what it would remove.
+younger than a day, and so with checkpoints of trainings that were never finished; without --apply it only says what it would remove.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from parallel_r1.config import ConfigError, load
 from parallel_r1.lineage import Inventory, Name, size_of, spelled
-from parallel_r1.store import ArtifactRef, Store, StoreError
+from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError
 from tasks.places import PROJECT
+from tasks.uploads import FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,8 +82,20 @@ def _collect(store: Store, inventory: Inventory, options: argparse.Namespace) ->
         print(f"{'removed' if options.apply else 'would remove'} {spelled(name)}  {_in_words(size_of(inventory.artifacts[name]))}")
         if options.apply:
             store.remove(*name)
+    for manifest in _stale_checkpoints(store, inventory.artifacts.keys() - set(garbage), timedelta(hours=options.younger_than)):
+        print(f"{'removed' if options.apply else 'would remove'} {FOLDER}/{manifest.stage}/{manifest.key}  {_in_words(size_of(manifest))}")
+        if options.apply:
+            Store(f"{store.root}/{FOLDER}").remove(manifest.stage, manifest.key)
     total = _in_words(sum(size_of(inventory.artifacts[name]) for name in garbage))
     print(f"{len(garbage)} of {len(inventory.artifacts)} artifacts, {total}" + ("" if options.apply else "; APPLY=1 removes them"))
+
+
+def _stale_checkpoints(store: Store, kept: set[Name], younger_than: timedelta) -> Iterator[Manifest]:
+    """Uploaded checkpoints (tasks/uploads.py) of no artifact that is kept, which no run has added to for a while."""
+    for manifest in list(Store(f"{store.root}/{FOLDER}").manifests()):
+        old = datetime.now(UTC) - datetime.fromisoformat(manifest.committed_at) > younger_than
+        if old and (manifest.stage, manifest.key.rsplit("-", 1)[0]) not in kept:
+            yield manifest
 
 
 def _in_words(size: float) -> str:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from parallel_r1.config import LoraConfig
 from parallel_r1.markup import TAGS
+from parallel_r1.sharding import whole
 
 ADAPTER = "default"
 """peft's name for the adapter that TRL trains."""
@@ -46,28 +47,29 @@ def show_bias(model: nn.Module) -> None:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights as the stage's checkpoint would have them, by name, tied ones once: adapters merged in, `model` left as it is."""
-    yield from _weights(model.get_base_model() if isinstance(model, PeftModel) else model, "", set())
+    """The weights as the stage's checkpoint would have them, by name, tied ones once: adapters merged in, `model` left as it is. Where
+    processes hold a part of it each, they have to ask together (parallel_r1/sharding.py)."""
+    yield from _weights(below(model), "", set())
 
 
 def _weights(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(module, LoraLayer):
         base = module.get_base_layer()
-        yield f"{prefix}weight", base.weight.detach() + module.get_delta_weight(ADAPTER).detach()
+        yield f"{prefix}weight", whole(base.weight.detach() + module.get_delta_weight(ADAPTER).detach())
         if base.bias is not None:
-            yield f"{prefix}bias", base.bias.detach()
+            yield f"{prefix}bias", whole(base.bias)
     elif isinstance(module, TrainableTokensWrapper):
         if module.token_adapter.tied_adapter is None:
-            yield f"{prefix}weight", module.weight.detach()
+            yield f"{prefix}weight", whole(module.weight)
     else:
         for name, weight in module.named_parameters(recurse=False):
             if id(weight) not in seen:
                 seen.add(id(weight))
-                yield f"{prefix}{name}", weight.detach()
+                yield f"{prefix}{name}", whole(weight)
         for name, child in module.named_children():
             yield from _weights(child, f"{prefix}{name}.", seen)
 
 
-def merged(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The plain model with its adapters merged in for good."""
-    return model.merge_and_unload() if isinstance(model, PeftModel) else model
+def below(model: nn.Module) -> nn.Module:
+    """The model that adapters were put on; itself where there are none."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -370,6 +370,47 @@ class FilterConfig(Section):
 # --- training -------------------------------------------------------------------------------------------------------------
 
 
+class LaunchConfig(Section):
+    """How a training stage is started (docs/distributed.md). Part of no cache key: processes share the work of the same batch, and the
+    losses are those of one process up to the order of float sums."""
+
+    processes: int = Field(1, ge=1, description="training processes over all machines, one per GPU; more than one: accelerate launch")
+    strategy: Literal["ddp", "fsdp2", "zero3"] = Field(
+        "ddp", description="ddp: every GPU holds the model; fsdp2, zero3: GPUs share weights, gradients and optimiser's state"
+    )
+    machines: int = Field(1, ge=1, description="machines with equally many processes; they share the state folder")
+    main_address: str | None = Field(None, description="of several machines: host name or address of the one where they meet")
+    main_port: int = Field(29500, ge=1024, le=65535, description="of several machines: port where they meet")
+    prefix: list[str] = Field(
+        default_factory=list, description="what runs the same command on every machine, such as [srun, --nodes=2, --ntasks-per-node=1]"
+    )
+    collective_minutes: float = Field(
+        10, gt=0, description="processes that wait so long for another one fail; more than their rollouts can differ in time"
+    )
+
+    @model_validator(mode="after")
+    def _machines_can_meet(self) -> LaunchConfig:
+        if self.processes % self.machines:
+            raise ValueError(f"processes {self.processes} can't be shared equally by machines {self.machines}")
+        if self.machines > 1 and not (self.main_address and self.prefix):
+            raise ValueError(f"machines {self.machines} need main_address, where they meet, and prefix, which starts the command on each")
+        return self
+
+
+class CheckpointConfig(Section):
+    """Which checkpoints are kept while a stage trains. The newest always is, and one that is being uploaded."""
+
+    keep_last: int = Field(2, ge=1, description="the newest so many")
+    keep_every: int | None = Field(None, ge=1, description="and those of every so many steps, to be looked at; none when left out")
+    keep_best: str | None = Field(None, description="and the one with the best value of this metric, such as reward; none when left out")
+    best: Literal["highest", "lowest"] = Field("highest", description="which value of keep_best is the best")
+    upload: Literal["remote", "always", "never"] = Field(
+        "remote",
+        description="copies in the store, made while training goes on, for a run that goes on elsewhere: where the store is remote, always, "
+        "or never. Those of keep_every and keep_best stay there when the stage is done",
+    )
+
+
 class LoraConfig(Section):
     """Low-rank adapters in place of full fine-tuning (peft), merged into the checkpoint at the end of the stage. The rows of the six tags
     are trained themselves."""
@@ -386,6 +427,7 @@ LORA = "train low-rank adapters and merge them at the end of the stage; null: tr
 
 
 Attention = Literal["causal", "structured"]
+LAUNCH = "processes of this stage; what is left out is as in `launch` at the top of the file"
 ATTENTION = "causal (Seen): a plain model; structured (Unseen): paths can't see each other and share positions. Set it at the top of the file"
 
 
@@ -402,6 +444,8 @@ class SftConfig(Section):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     lora: LoraConfig | None = Field(None, description=LORA, json_schema_extra=IN_KEY_WHEN_SET)
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
+    launch: LaunchConfig = Field(default_factory=LaunchConfig, description=LAUNCH, json_schema_extra=NOT_IN_KEY)
+    checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig, description="which are kept", json_schema_extra=NOT_IN_KEY)
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> SftConfig:
@@ -420,6 +464,11 @@ class RolloutConfig(Section):
     )
     endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]] = Field(
         default_factory=list, description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each runs max_in_flight requests at once",
+        json_schema_extra=NOT_IN_KEY,
+    )
+    push: Literal["auto", "nccl", "disk"] = Field(
+        "auto",
+        description="of engine http in rl: how new weights reach the servers; auto: nccl from a GPU, else through a folder that all see",
         json_schema_extra=NOT_IN_KEY,
     )
     num_paths: int = Field(2, ge=2, le=16, description="paths per block; the paper and its code use 2")
@@ -480,6 +529,8 @@ class RlConfig(Section):
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints", json_schema_extra=NOT_IN_KEY)
+    launch: LaunchConfig = Field(default_factory=LaunchConfig, description=LAUNCH, json_schema_extra=NOT_IN_KEY)
+    checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig, description="which are kept", json_schema_extra=NOT_IN_KEY)
     sample_rollouts: int = Field(8, ge=0, description="rollouts kept per step to be looked at")
 
     @model_validator(mode="after")
@@ -501,6 +552,13 @@ class RlConfig(Section):
 def _check_micro_batch(section: Any, batch: int) -> Any:
     if batch % section.micro_batch_size:
         raise ValueError(f"micro_batch_size {section.micro_batch_size} does not divide the batch of {batch}")
+    if section.lora and section.launch.strategy == "zero3" and section.launch.processes > 1:
+        raise ValueError("launch.strategy zero3 splits adapters, which can't be merged then; set launch.strategy: fsdp2 or ddp, or lora: null")
+    micro, processes = section.micro_batch_size, section.launch.processes
+    if batch % (micro * processes):
+        fitting = [size for size in range(1, micro) if batch % (size * processes) == 0]
+        way_out = f"set micro_batch_size: {fitting[-1]}" if fitting else f"{batch} can't be shared by {processes} processes"
+        raise ValueError(f"micro_batch_size {micro} x launch.processes {processes} does not divide the batch of {batch}; {way_out}")
     return section
 
 
@@ -581,6 +639,7 @@ class PipelineConfig(Section):
         ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
     )
     resources: Resources = Field(default_factory=Resources, json_schema_extra=NOT_IN_KEY)
+    launch: LaunchConfig = Field(default_factory=LaunchConfig, description="of every training stage", json_schema_extra=NOT_IN_KEY)
     prepare: PrepareConfig = Field(default_factory=PrepareConfig)
     student: Student = Field(default_factory=HubStudent)
     generate: GenerateConfig | None = Field(default_factory=GenerateConfig, description="null: no cold start")
@@ -613,6 +672,20 @@ class PipelineConfig(Section):
             "rl": [fill_rollout(stage) for stage in stages] if isinstance(stages, list) else stages,
             "evaluate": fill_rollout(raw.get("evaluate", {})),
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_launch(cls, raw: Any) -> Any:
+        """Give the training stages what of `launch` they don't say themselves."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("launch"), dict) or not _is_valid(LaunchConfig, raw["launch"]):
+            return raw  # what is wrong with it is said once
+
+        def fill(section: Any) -> Any:
+            own = section.get("launch", {}) if isinstance(section, dict) else None
+            return {**section, "launch": {**raw["launch"], **own}} if isinstance(own, dict) else section
+
+        stages = raw.get("rl", [{}])
+        return {**raw, "sft": fill(raw.get("sft", {})), "rl": [fill(stage) for stage in stages] if isinstance(stages, list) else stages}
 
     @model_validator(mode="after")
     def _attention_agrees(self) -> PipelineConfig:
@@ -648,6 +721,14 @@ class PipelineConfig(Section):
         if (self.sft is None) != (self.generate is None):
             raise ValueError("sft and generate: the cold start needs both, or null for both")
         return self
+
+
+def _is_valid(section: type[Section], raw: Any) -> bool:
+    try:
+        section.model_validate(raw)
+    except ValidationError:
+        return False
+    return True
 
 
 def _check_known(field: str, names: Iterable[str], where: str, known: Iterable[str]) -> None:

@@ -1,8 +1,9 @@
 """The line between a task and its stage program: one JSON job file in, JSON lines of progress out, one finished folder.
 
 A stage program is started as `python -m parallel_r1.training.sft JOB.json`. It prints an event per line:
-`{"event": "progress", "step": 3, "of": 40, "metrics": {...}}`, `{"event": "note", "text": "..."}` and, as its last,
-`{"event": "done", "metrics": {...}, "versions": {...}}`. Whatever else it prints is log text.
+`{"event": "progress", "step": 3, "of": 40, "metrics": {...}}`, `{"event": "note", "text": "..."}`, `{"event": "checkpoint", "step": 3}`
+and, as its last, `{"event": "done", "metrics": {...}, "versions": {...}}`. Whatever else it prints is log text. Of a program in several
+processes (tasks/launch.py) only the first one prints events.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ def note(text: str) -> None:
     _emit({"event": "note", "text": text})
 
 
+def checkpoint(step: int) -> None:
+    """Say that the checkpoint of a step is whole (parallel_r1/resuming.py)."""
+    _emit({"event": "checkpoint", "step": step})
+
+
 def finish(metrics: Mapping[str, float]) -> None:
     """The last event: the artifact's headline numbers, and the versions of the libraries that made it."""
     _emit({"event": "done", "metrics": finite(metrics), "versions": library_versions()})
@@ -101,6 +107,16 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     os.replace(partial, path)
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Make a file that is there whole, and on the disk, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole JSON lines of a file; a torn last line, left by a kill, is ignored."""
     if not path.exists():
@@ -109,6 +125,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line.strip()]
 
 
+def is_first() -> bool:
+    """Whether this is the first process of the program: the one that writes files and prints events."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _emit(event: dict[str, Any]) -> None:
+    if not is_first():
+        return
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()

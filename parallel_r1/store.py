@@ -342,13 +342,14 @@ class Store:
         seconds: float = 0.0,
         metrics: Mapping[str, float] | None = None,
         on_progress: Callable[[str], None] = lambda text: None,
+        names: Sequence[str] | None = None,
     ) -> ArtifactRef:
-        """Make an artifact of a local folder's files: the files first, the manifest last. What lay at the key is replaced.
+        """Make an artifact of a local folder's files, or of those in `names`: first the files, then the manifest. What was there goes.
 
         `on_progress` hears how far a long upload is. Raises StoreError when the disk is full or the store doesn't answer; what was
         uploaded until then is not uploaded again.
         """
-        files = {name: _entry(folder / name) for name in list_files(folder)}
+        files = {name: _entry(folder / name) for name in (list_files(folder) if names is None else names)}
         if not files or MANIFEST in files:
             raise StoreError(f"{folder}: {'no files to commit' if not files else f'{MANIFEST} is the name of the commit mark'}")
         manifest = Manifest(

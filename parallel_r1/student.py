@@ -6,7 +6,7 @@ no blocks (the most reported fault of the released code). Each tag's row starts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -112,7 +112,9 @@ def _start_rows(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, pieces:
         table[tokenizer.convert_tokens_to_ids(tag)] = (table[ids].float().mean(0).cpu() + noise).to(table)
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face folder that transformers and vLLM load as it is."""
-    model.save_pretrained(folder, safe_serialization=True)
+def save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write a Hugging Face folder that transformers and vLLM load as it is; `weights` where `model` doesn't hold them all itself."""
+    model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(folder)

@@ -18,7 +18,8 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version as version_of
@@ -33,14 +34,16 @@ from prefect.states import Completed, State
 from prefect.transactions import IsolationLevel
 from pydantic import BaseModel
 
-from parallel_r1.config import PipelineConfig, Resources
+from parallel_r1.config import LaunchConfig, PipelineConfig, Resources
 from parallel_r1.jobs import Job
 from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten, identity, key_of
+from tasks.launch import command, environment
 from tasks.locks import FlockManager
 from tasks.places import PROJECT, state_folder
 from tasks.progress import Progress, say, slug
 from tasks.show import collecting, keep, kept, post, with_inputs
 from tasks.supervise import program_environment, supervise
+from tasks.uploads import Uploads, wanted
 
 Metrics = Mapping[str, float]
 Inputs = Mapping[str, ArtifactRef | Mapping[str, ArtifactRef]]
@@ -130,6 +133,7 @@ class Work:
         self.out = call.folder / "out"
         self.scratch = call.folder / "work"
         self.progress = Progress(call.title, get_run_logger())
+        self._uploads: Uploads | None = None
         self.versions = {"python": platform.python_version(), "prefect": version_of("prefect")}
         if not resume:
             shutil.rmtree(self.out, ignore_errors=True)
@@ -163,16 +167,18 @@ class Work:
         job_file = self.call.folder / "job.json"
         job_file.write_text(job.model_dump_json(indent=1), encoding="utf-8")
         log = self.call.folder / "log.txt"
+        launch = getattr(config, "launch", LaunchConfig())
+        program = [PROJECT / resources.worker_python, "-m", module, job_file]
         try:
-            with self.call.run.slots:
+            with self.call.run.slots, self._uploading():
                 metrics = supervise(
                     self.call.title,
-                    [PROJECT / resources.worker_python, "-m", module, job_file],
+                    command(program, launch, resources.threads, self.call.folder / "ranks"),
                     log=log,
                     on_event=self._on_event,
                     on_text=self.progress.text,
                     hang_seconds=60 * resources.hang_minutes,
-                    environment=program_environment(resources.threads, self.call.run.offline),
+                    environment={**program_environment(resources.threads, self.call.run.offline), **environment(launch)},
                     folder=PROJECT,
                 )
         finally:
@@ -180,13 +186,35 @@ class Work:
         shutil.copyfile(log, self.out / "log.txt")
         return metrics
 
+    @contextmanager
+    def _uploading(self) -> Iterator[None]:
+        """Checkpoints go into the store while the block runs, and it begins with the newest one from there."""
+        uploads = uploads_of(self.call, self.progress.note)
+        if uploads is None:
+            yield
+            return
+        uploads.fetch(self.scratch, self.call.run.state / "cache")
+        with uploads:
+            self._uploads = uploads
+            yield
+
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "progress":
             self.progress.report(event["step"], event["of"], event.get("metrics"))
         elif event["event"] == "note":
             self.progress.note(event["text"])
+        elif event["event"] == "checkpoint" and self._uploads:
+            self._uploads.offer(self.scratch, event["step"])
         elif event["event"] == "done":
             self.versions |= event.get("versions", {})
+
+
+def uploads_of(call: Call, note: Callable[[str], None]) -> Uploads | None:
+    """The uploaded checkpoints of a training stage; None where none are wanted."""
+    rule = getattr(call.config, "checkpoints", None)
+    if rule is None or not wanted(rule, call.run.store):
+        return None
+    return Uploads(call.run.store, call.stage.name, call.key, rule, note)
 
 
 @dataclass(frozen=True)
@@ -277,6 +305,8 @@ def _build(call: Call, inputs: Inputs) -> ArtifactRef | State[ArtifactRef]:
         metrics=built.metrics,
         on_progress=lambda text: say(f"  {call.title:<26} {text}"),
     )
+    if uploads := uploads_of(call, say):
+        uploads.tidy()
     call.run.rebuilt.add(call.title)
     _present(call, ref, out)
     shutil.rmtree(call.folder)

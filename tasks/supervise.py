@@ -1,19 +1,21 @@
 """Stage programs as supervised processes in the worker environment.
 
-A program prints JSON events on stdout (parallel_r1/jobs.py); everything else it prints is log text. Its whole process tree ends
-when `supervise` returns or raises, and when this process dies, however it dies (tasks/warden.py).
+A program prints JSON events on stdout (parallel_r1/jobs.py); everything else it prints is log text. Where it is several processes
+(tasks/launch.py), each line says in front whose it is. The whole process tree ends when `supervise` returns or raises, and when this
+process dies, however it dies (tasks/warden.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,10 @@ WARDEN = Path(__file__).with_name("warden.py")
 TAIL_LINES = 30
 ENDED_FROM_OUTSIDE = 143
 WARDEN_SECONDS = 25.0
+RANK = re.compile(r"\[rank (\d+)\] ")
+"""What a line of one of several processes begins with."""
+FIRST_TO_FAIL = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+"""What torchrun says of the process that died first."""
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnText = Callable[[str], None]
@@ -30,6 +36,25 @@ OnText = Callable[[str], None]
 
 class StageFailed(RuntimeError):
     """A stage program ended with an error, hung, or broke off without its last event."""
+
+
+class Tail:
+    """The last lines of a program, of each of its processes if it has several."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+
+    def add(self, rank: str, line: str) -> None:
+        """Keep a line of the process `rank`, or of the program itself where that is empty."""
+        self._lines[rank].append(line)
+
+    def __str__(self) -> str:
+        if set(self._lines) <= {""}:
+            return "Its last lines:\n" + "\n".join(self._lines[""])
+        first = FIRST_TO_FAIL.search("\n".join(self._lines[""]))
+        said = f"Rank {first[1]} was the first to fail, with exit code {first[2]}. " if first else "\n".join([*self._lines[""], ""])
+        ranks = sorted(filter(None, self._lines), key=lambda rank: (not first or rank != first[1], int(rank)))
+        return said + "".join(f"Last lines of rank {rank}:\n" + "\n".join(self._lines[rank]) + "\n" for rank in ranks)
 
 
 class Lifelines:
@@ -117,14 +142,16 @@ def supervise(
         env=environment, cwd=folder, pass_fds=(theirs,), start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    tail = Tail()
     done: dict[str, Any] | None = None
     try:
         with log.open("a", encoding="utf-8") as file:
             for line in _lines(warden, hang_seconds, name, tail):
-                event = _event(line)
+                whose = RANK.match(line)
+                own = line[whose.end() :] if whose else line
+                event = _event(own)
                 if event is None:
-                    tail.append(line)
+                    tail.add(whose[1] if whose else "", own)
                     print(line, file=file, flush=True)
                     on_text(line)
                 elif event["event"] == "done":
@@ -138,7 +165,7 @@ def supervise(
         _await_end(warden)
     if code != 0 or done is None:
         how = "without its last event" if code == 0 else "from outside" if code == ENDED_FROM_OUTSIDE else f"with exit code {code}"
-        raise StageFailed(f"{name} ended {how}. Full log: {log}. Its last lines:\n" + "\n".join(tail))
+        raise StageFailed(f"{name} ended {how}. Full log: {log}. {tail}")
     return done["metrics"]
 
 
@@ -151,7 +178,7 @@ def _event(line: str) -> dict[str, Any] | None:
         return None
 
 
-def _lines(warden: subprocess.Popen[bytes], hang_seconds: float, name: str, tail: deque[str]) -> Iterator[str]:
+def _lines(warden: subprocess.Popen[bytes], hang_seconds: float, name: str, tail: Tail) -> Iterator[str]:
     """The lines of both streams as they come, until both are closed. Two pipes, so that an event is never mixed with log text."""
     with selectors.DefaultSelector() as selector:
         for stream in (warden.stdout, warden.stderr):
@@ -162,8 +189,7 @@ def _lines(warden: subprocess.Popen[bytes], hang_seconds: float, name: str, tail
             if ready:
                 last = time.monotonic()
             elif time.monotonic() - last > hang_seconds:
-                lines = "\n".join(tail)
-                raise StageFailed(f"{name} hangs: it printed nothing for {hang_seconds:g} s. Its last lines:\n{lines}")
+                raise StageFailed(f"{name} hangs: it printed nothing for {hang_seconds:g} s. {tail}")
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:

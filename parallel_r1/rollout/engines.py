@@ -28,8 +28,8 @@ class Engine(Protocol):
         """Take over the weights of `model`, of the architecture that the engine was started with."""
 
 
-def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
-    """Start the engine that `config.engine` names; `auto` takes vLLM where it is installed."""
+def open_engine(checkpoint: Path, config: RolloutConfig, seed: int, beside_trainer: bool = False) -> Engine:
+    """Start the engine that `config.engine` names; `auto` takes vLLM where it is installed. `beside_trainer`: it has to share a GPU."""
     _check_length(checkpoint, config)
     kind = config.engine
     if kind == "auto":
@@ -37,7 +37,7 @@ def open_engine(checkpoint: Path, config: RolloutConfig, seed: int) -> Engine:
     if kind == "vllm":
         from parallel_r1.rollout.vllm_engine import VllmEngine
 
-        return VllmEngine(checkpoint, config, seed)
+        return VllmEngine(checkpoint, config, seed, beside_trainer)
     if kind == "http":
         from parallel_r1.rollout.http_engine import HttpEngine
 

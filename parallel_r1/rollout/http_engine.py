@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,11 +156,31 @@ class HttpEngine:
             shutil.rmtree(folder)
 
     async def _push(self, folder: Path) -> None:
-        servers = self._living()
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-            for server, loaded in zip(servers, await asyncio.gather(*(self._load(session, s, folder) for s in servers)), strict=True):
-                if not loaded:
-                    raise HttpError(f"{server.url} can't take new weights. {_NEW_WEIGHTS}")
+            await asyncio.gather(*(self._renew(session, server, folder) for server in self._living()))
+        self._living()
+
+    async def _renew(self, session: aiohttp.ClientSession, server: _Server, folder: Path) -> None:
+        """Give a server new weights. One that doesn't answer is left out for good, as it would go on with the old ones."""
+        try:
+            loaded = await self._load(session, server, folder)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            server.failure, server.strikes = f"no answer to new weights ({_describe(error)})", STRIKES
+            return
+        if not loaded:
+            raise HttpError(f"{server.url} can't take new weights. {_NEW_WEIGHTS}")
+
+    @property
+    def lost(self) -> list[str]:
+        """Servers that were left out for good."""
+        return [server.url for server in self._servers if server.lost]
+
+    def leave_out(self, urls: Collection[str]) -> None:
+        """Use these no more: another process that shares the servers has lost them. Raises HttpError when none is left."""
+        for server in self._servers:
+            if server.url in urls and not server.lost:
+                server.failure, server.strikes = "lost by another process of the training", STRIKES
+        self._living()
 
     # rollouts
 

@@ -84,6 +84,8 @@ def command(checkpoint: Path, config: RolloutConfig, port: int, seed: int = 0) -
     if not torch.cuda.is_available():
         arguments |= {"--dtype": "float32", "--block-size": "32", "--distributed-executor-backend": "uni"}
         switches.append("--enforce-eager")
+    else:
+        arguments["--weight-transfer-config"] = json.dumps({"backend": "nccl"})
     if AutoTokenizer.from_pretrained(checkpoint).chat_template is None:
         arguments["--chat-template"] = BASE_TEMPLATE
     if config.attention == "structured":

@@ -36,7 +36,6 @@ class TransformersEngine:
         self._model = loaded.to(device).eval()
         self._tags = TagIds.from_tokenizer(AutoTokenizer.from_pretrained(checkpoint))
         self._seed = seed
-        self._syncs = 0
         self.on_token: Callable[[Request, int], None] | None = None
         """Told every token as soon as it is sampled, for those who want to watch."""
 
@@ -62,7 +61,6 @@ class TransformersEngine:
         with torch.no_grad():
             for name, weight in adapters.weights(model):
                 self._model.get_parameter(name).copy_(weight)
-        self._syncs += 1
 
     @torch.no_grad()
     def _sample(self, requests: list[Request]) -> list[Completion]:
@@ -95,7 +93,7 @@ class TransformersEngine:
         return [Completion(*pair) for pair in zip(tokens, logprobs, strict=True)]
 
     def _generator(self, request: Request) -> torch.Generator:
-        return torch.Generator(self._model.device).manual_seed(hash((self._seed, self._syncs, request.seed)) & 0x7FFFFFFF)
+        return torch.Generator(self._model.device).manual_seed(hash((self._seed, request.seed)) & 0x7FFFFFFF)
 
     def _choose(self, scores: Tensor, request: Request, generator: torch.Generator) -> int:
         probabilities = scores.exp()

@@ -20,7 +20,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
 import vllm
-from torch import nn
+from torch import distributed, nn
 from transformers import AutoConfig, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -34,20 +34,27 @@ from parallel_r1.rollout.reload import repack_tied_head
 
 
 class VllmEngine:
-    """Spawn-join over vLLM's engine loop."""
+    """Spawn-join over vLLM's engine loop. In a training of several processes each has an engine of its own, on its own device; beside a
+    trainer on a GPU it can sleep (parallel_r1/rollout/turns.py)."""
 
-    def __init__(self, checkpoint: Path, config: RolloutConfig, seed: int) -> None:
+    def __init__(self, checkpoint: Path, config: RolloutConfig, seed: int, beside_trainer: bool = False) -> None:
         self.name = f"vllm {vllm.__version__}"
         self._config = config
         self._on_gpu = torch.cuda.is_available()
+        self._sleeps = self._on_gpu and beside_trainer
         place: dict[str, Any] = {"gpu_memory_utilization": 0.5} if self._on_gpu else {"block_size": 32, "enforce_eager": True}
+        rank = 0
+        if distributed.is_initialized():
+            place["distributed_executor_backend"] = "external_launcher"  # joins the processes that there are
+            rank = distributed.get_rank()
         self.llm = LLM(
             model=str(checkpoint),
             dtype="auto" if self._on_gpu else "float32",
             max_model_len=config.max_prompt_tokens + config.max_response_tokens,
             max_num_seqs=config.max_in_flight,
             enable_prefix_caching=True,
-            seed=seed,
+            seed=seed + rank,
+            enable_sleep_mode=self._sleeps,
             **place,
             **self._semantics(checkpoint),
         )
@@ -112,6 +119,22 @@ class VllmEngine:
             seed=request.seed if self._on_gpu else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    def sleep(self) -> None:
+        """Give up weights and cache; the weights are not kept."""
+        if self._sleeps:
+            self.llm.sleep(level=2)
+
+    def wake_for_weights(self) -> None:
+        """Have memory for weights again, with nothing in it that counts."""
+        if self._sleeps:
+            torch.cuda.empty_cache()  # what the trainer has freed
+            self.llm.wake_up(tags=["weights"])
+
+    def wake_for_requests(self) -> None:
+        """Have memory for the cache again; the weights are there."""
+        if self._sleeps:
+            self.llm.wake_up(tags=["kv_cache"])
 
     def sync(self, model: nn.Module) -> None:
         """Take over `model`'s weights."""

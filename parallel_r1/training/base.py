@@ -42,9 +42,7 @@ def _from_scratch(job: jobs.Job, config: ScratchStudent) -> dict[str, float]:
     model = student.scratch_model(config, tokenizer, job.seed)
     jobs.note(f"scratch student: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     dataset, _ = supervised.examples(tokenizer, solutions, "bare", config.max_position)
-    metrics = supervised.train(
-        job, model, tokenizer, dataset, config.optimizer, config.steps, config.batch_size, config.batch_size, config.checkpoint_every
-    )
+    metrics = supervised.train(job, model, tokenizer, dataset, config, config.steps, config.batch_size)
     return {**metrics, "parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
 
 

@@ -15,23 +15,25 @@ import json
 from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from parallel_r1 import adapters, attention, jobs, prompts, student
+from parallel_r1 import adapters, attention, jobs, prompts
 from parallel_r1.config import RlConfig
 from parallel_r1.problems import Problem, draw, read_problems
 from parallel_r1.rewards import Outcome, reward_of
 from parallel_r1.rollout.engines import Engine, model_dtype, open_engine
 from parallel_r1.rollout.machine import Rollout
 from parallel_r1.rollout.records import Studio
+from parallel_r1.rollout.turns import Turns
 from parallel_r1.training import runs
+from parallel_r1.training.pushing import Push
 from parallel_r1.trajectory import Trajectory
 
 SAMPLES_FILE = "rollouts.jsonl"
@@ -43,19 +45,22 @@ def main() -> None:
     job = jobs.read_job()
     runs.quiet(job.threads)
     config = RlConfig.model_validate(job.config)
+    runs.join(config.launch)
     checkpoint = job.inputs["checkpoint"] / "checkpoint"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
     studio = Studio(tokenizer, config.rollout)
     problems, too_long = _problems(job, config, studio)
-    engine = open_engine(checkpoint, config.rollout, job.seed)
+    engine = open_engine(checkpoint, config.rollout, job.seed, beside_trainer=True)
     jobs.note(f"engine: {engine.name}")
+    dataset = _dataset(problems, config)
+    checkpoints = runs.Checkpoints(job, config, dataset)
     trainer = ParallelGRPOTrainer(
         model=model,
         args=_arguments(job, config),
-        train_dataset=_dataset(problems, config),
+        train_dataset=dataset,
         processing_class=tokenizer,
-        callbacks=[runs.Progress(job.work, SHOWN), runs.TensorBoard(job.work)],
+        callbacks=[runs.Progress(job.work, SHOWN), runs.TensorBoard(job.work), checkpoints],
         peft_config=adapters.peft_config(config.lora, model, tokenizer),
         settings=config,
         engine=engine,
@@ -63,10 +68,11 @@ def main() -> None:
         samples_path=job.work / SAMPLES_FILE,
     )
     adapters.show_bias(trainer.model)
-    last = runs.last_checkpoint(job.work)
-    trainer.train(resume_from_checkpoint=str(last) if last else None)
-    student.save(adapters.merged(trainer.model), tokenizer, job.out / "checkpoint")
-    jobs.write_lines(job.out / SAMPLES_FILE, _newest(jobs.read_lines(job.work / SAMPLES_FILE)))
+    trainer.train(resume_from_checkpoint=checkpoints.last())
+    runs.save(trainer, tokenizer, job.out / "checkpoint")
+    runs.leave()
+    if jobs.is_first():
+        jobs.write_lines(job.out / SAMPLES_FILE, _newest(jobs.read_lines(job.work / SAMPLES_FILE)))
     jobs.finish({**runs.publish(job.work, job.out), "prompts_too_long": too_long})
 
 
@@ -116,25 +122,27 @@ class ParallelGRPOTrainer(GRPOTrainer):
         self._studio = studio
         self._samples_path = samples_path
         self._attempt = len({row["attempt"] for row in jobs.read_lines(samples_path)})
-        self._pushed_step: int | None = None
+        self._turns = Turns(engine)
         self._layout: dict[str, Tensor] = {}
         self._gaps: dict[str, list[Tensor]] = defaultdict(list)
         self._checked = False
         super().__init__(reward_funcs=self._reward, rollout_func=_rollout, **options)
+        self._push = Push(engine, settings.rollout, self.accelerator, self.model)
 
     # rollouts
 
     def carry_out(self, rendered: list[str]) -> dict[str, Any]:
         """Rollouts of the given prompts on the engine, with the trainer's present weights."""
-        if self._pushed_step != self.state.global_step:
-            self._engine.sync(self.accelerator.unwrap_model(self.model))
-            self._pushed_step = self.state.global_step
+        step = self.state.global_step
+        self._turns.wake()
+        self._turns.sync(step, self._push)
+        first = self._first(len(rendered))
         rollouts = [
-            self._studio.rollout(prompts.encode(self._studio.tokenizer, prompt), f"{self.args.seed}/{self.state.global_step}/{index}")
-            for index, prompt in enumerate(rendered)
+            self._studio.rollout(prompts.encode(self._studio.tokenizer, prompt), f"{self.args.seed}/{step}/{index}")
+            for index, prompt in enumerate(rendered, start=first)
         ]
-        for _ in self._engine.run(rollouts):
-            pass
+        self._turns.generate(step, rollouts)
+        self._turns.sleep()
         trajectories = [rollout.trajectory for rollout in rollouts]
         return {
             "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
@@ -144,19 +152,32 @@ class ParallelGRPOTrainer(GRPOTrainer):
             "rollout": rollouts,
         }
 
+    def _first(self, count: int) -> int:
+        """Place of this process's first rollout among those of the step, of which each process has `count`. A rollout is called by its
+        place, so it has the same seeds however many processes there are."""
+        return self.accelerator.process_index * count
+
     def _reward(self, *, rollout: list[Rollout], row: list[str], **_: Any) -> list[float]:
         """Rewards of rollouts, graded; logs what a person wants to see of them and keeps a few."""
         rollouts, problems = rollout, [Problem(**json.loads(entry)) for entry in row]
-        group = self._settings.rollouts_per_prompt
-        records = self._studio.records(rollouts, problems, "train", [index % group for index in range(len(rollouts))])
-        step = self.state.global_step
+        group, first, step = self._settings.rollouts_per_prompt, self._first(len(rollouts)), self.state.global_step
+        records = self._studio.records(rollouts, problems, "train", [index % group for index in range(first, first + len(rollouts))])
         rewards = [reward_of(self._settings, step, _outcome(record)) for record in records]
-        for name, value in _ratios(records).items():
-            self._log_metric(name, value)
-        kept = [{**record, "reward": reward, "step": step + 1, "attempt": self._attempt} for record, reward in zip(records, rewards, strict=True)]
-        stride = max(1, len(kept) // max(1, self._settings.sample_rollouts))
-        jobs.append_lines(self._samples_path, kept[::stride][: self._settings.sample_rollouts])
+        for record in records:
+            for name, value in _measures(record).items():
+                self._log_metric(name, value)  # TRL takes the mean over the rollouts of all processes
+        when = {"step": step + 1, "attempt": self._attempt}
+        rewarded = [{**record, "reward": reward, **when} for record, reward in zip(records, rewards, strict=True)]
+        self._keep_some(dict(enumerate(rewarded, start=first)), len(records) * self.accelerator.num_processes)
         return rewards
+
+    def _keep_some(self, records: dict[int, dict[str, Any]], count: int) -> None:
+        """Write down evenly spaced ones of the step's `count` rollouts; `records` are this process's, by place."""
+        stride = max(1, count // max(1, self._settings.sample_rollouts))
+        places = range(0, count, stride)[: self._settings.sample_rollouts]
+        kept = gather_object([records[place] for place in places if place in records])
+        if jobs.is_first():
+            jobs.append_lines(self._samples_path, kept)
 
     # scoring
 
@@ -223,8 +244,8 @@ class ParallelGRPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the gaps of the step that was just made; the first step's must be within the bound."""
         worst = 0.0
-        for region, parts in self._gaps.items():
-            values = torch.cat(parts)
+        for region in REGIONS if self._gaps else ():
+            values = torch.cat(gather_object(self._gaps[region]))
             if len(values):
                 worst = max(worst, float(values.max()))
                 logs |= {
@@ -271,19 +292,18 @@ def _outcome(record: dict[str, Any]) -> Outcome:
     return Outcome(**{field.name: record[field.name] for field in fields(Outcome)})
 
 
-def _ratios(records: list[dict[str, Any]]) -> dict[str, float]:
-    positions = [record["position"] for record in records if record["position"] is not None]
-    similarities = [record["path_similarity"] for record in records if record["blocks"]]
-    count = len(records)
-    return {
-        "accuracy": sum(record["correct"] for record in records) / count,
-        "parallel_ratio": sum(record["blocks"] > 0 for record in records) / count,
-        "valid_ratio": sum(record["blocks"] > 0 and record["well_formed"] for record in records) / count,
-        "truncated_ratio": sum(record["finish"] == "length" for record in records) / count,
-        "response_tokens": sum(record["tokens"] for record in records) / count,
-        "critical_path_tokens": sum(record["critical_path_tokens"] for record in records) / count,
-        "blocks_per_response": sum(record["blocks"] for record in records) / count,
-    } | ({"parallel_position": fmean(positions), "path_similarity": fmean(similarities)} if positions else {})
+def _measures(record: dict[str, Any]) -> dict[str, float]:
+    """What is logged of a rollout, as means over those that have it."""
+    measures = {
+        "accuracy": record["correct"],
+        "parallel_ratio": record["blocks"] > 0,
+        "valid_ratio": record["blocks"] > 0 and record["well_formed"],
+        "truncated_ratio": record["finish"] == "length",
+        "response_tokens": record["tokens"],
+        "critical_path_tokens": record["critical_path_tokens"],
+        "blocks_per_response": record["blocks"],
+    } | ({"path_similarity": record["path_similarity"]} if record["blocks"] else {})
+    return measures if record["position"] is None else measures | {"parallel_position": record["position"]}
 
 
 if __name__ == "__main__":

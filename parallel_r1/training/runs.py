@@ -1,25 +1,33 @@
-"""What every training program needs from transformers' Trainer: arguments, progress, and going on from the last whole checkpoint."""
+"""What every training program needs from transformers' Trainer: arguments, progress, and going on from the last whole checkpoint.
+
+A program may run in several processes (config section `launch`). Each trains on its share of every batch; files are written and events are
+printed by the first one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import resource
 import shutil
+import socket
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 import transformers
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from datasets import Dataset
+from torch import distributed
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from parallel_r1 import jobs
-from parallel_r1.config import OptimizerConfig
+from parallel_r1 import jobs, resuming, student
+from parallel_r1.config import CheckpointConfig, LaunchConfig, OptimizerConfig, Section
+from parallel_r1.resuming import Mark, Origin, digest
+from parallel_r1.store import identity
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -38,9 +46,36 @@ def quiet(threads: int) -> None:
     datasets.disable_progress_bars()
 
 
-def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkpoint_every: int, seed: int, micro_batch: int, batch: int) -> dict[str, Any]:
-    """Arguments that SFTConfig and GRPOConfig share."""
+def join(launch: LaunchConfig) -> None:
+    """Meet the other processes of this program, if it has any; before anything else could do so with bounds of its own.
+
+    A process that waits for another one for longer than `launch.collective_minutes` fails, and the launcher ends all.
+    """
+    if not distributed.is_torchelastic_launched():
+        return
     on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:  # accelerate calls the device cpu:0, where torch.load expects cpu
+        torch.serialization.register_package(1, lambda storage: None, lambda storage, place: storage if place.startswith("cpu:") else None)
+    backend = "cuda:nccl,cpu:gloo" if on_gpu else "gloo"
+    distributed.init_process_group(backend, timeout=timedelta(minutes=launch.collective_minutes))
+    print(f"process {distributed.get_rank()} of {distributed.get_world_size()}, {socket.gethostname()} pid {os.getpid()}")
+
+
+def leave() -> None:
+    """The end of what `join` began."""
+    if distributed.is_torchelastic_launched():
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+def trainer_arguments(
+    work: Path, optimizer: OptimizerConfig, steps: int, checkpoint_every: int, seed: int, micro_batch: int, batch: int
+) -> dict[str, Any]:
+    """Arguments that SFTConfig and GRPOConfig share. A batch is micro_batch x processes x accumulated passes, however many processes."""
+    on_gpu = torch.cuda.is_available()
+    processes = distributed.get_world_size() if distributed.is_initialized() else 1
     schedule: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
     if optimizer.schedule == "cosine":
         schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": optimizer.min_lr_ratio}}
@@ -48,7 +83,7 @@ def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkp
         "output_dir": str(work),
         "max_steps": steps,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // micro_batch,
+        "gradient_accumulation_steps": batch // (micro_batch * processes),
         "learning_rate": optimizer.learning_rate,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.beta1,
@@ -58,7 +93,6 @@ def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkp
         **schedule,
         "save_strategy": "steps",
         "save_steps": checkpoint_every,
-        "save_total_limit": 2,
         "use_cpu": not on_gpu,
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "gradient_checkpointing": on_gpu,
@@ -66,6 +100,7 @@ def trainer_arguments(work: Path, optimizer: OptimizerConfig, steps: int, checkp
         "seed": seed,
         "data_seed": seed,
         "dataloader_pin_memory": on_gpu,
+        "ddp_find_unused_parameters": False,
     }
 
 
@@ -92,25 +127,52 @@ class TensorBoard(TensorBoardCallback):
         super().on_train_begin(args, state, control, **options)
 
 
-def last_checkpoint(work: Path) -> Path | None:
-    """The newest checkpoint that was written whole. Half-written ones, left by a kill, are removed.
+class Checkpoints(TrainerCallback):
+    """Marks each checkpoint that the trainer wrote as whole, tells the task of it, and removes those that no rule keeps."""
 
-    The trainer writes `trainer_state.json` last, so a folder in which it can be read is whole.
-    """
-    folders = sorted(work.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=lambda folder: int(folder.name.rsplit("-", 1)[-1]), reverse=True)
-    for folder in folders:
-        if _is_whole(folder):
-            return folder
-        shutil.rmtree(folder)
-    return None
+    def __init__(self, job: jobs.Job, section: Section, examples: Dataset) -> None:
+        launch = getattr(section, "launch", LaunchConfig())
+        self._work = job.work
+        self._rule = getattr(section, "checkpoints", CheckpointConfig())
+        processes = distributed.get_world_size() if distributed.is_initialized() else 1
+        self._origin = Origin(recipe=identity(section), data=digest(examples), processes=processes, strategy=launch.strategy)
 
+    def last(self) -> str | None:
+        """The newest whole checkpoint, from which this run goes on; what a kill left half-written is removed.
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+        Raises ValueError where it was made by another recipe, from other data, or by processes that kept its state in another way.
+        """
+        marks = resuming.whole(self._work)
+        if jobs.is_first():
+            for folder in self._work.glob(f"{resuming.PREFIX}*"):
+                if folder not in {resuming.folder_of(self._work, step) for step in marks}:
+                    shutil.rmtree(folder)
+        if not marks:
+            return None
+        step, mark = max(marks.items())
+        folder = resuming.folder_of(self._work, step)
+        if found := resuming.differences(mark.origin, self._origin):
+            raise ValueError(f"{folder} can't be gone on from: {'; '.join(found)}. Put that back, or remove {self._work} to begin anew")
+        if mark.origin.processes != self._origin.processes:
+            then, now = mark.origin.processes, self._origin.processes
+            jobs.note(f"the checkpoint of step {step} was written by {then} processes, {now} go on with it")
+        return str(folder)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The trainer has written a checkpoint, each process its part."""
+        if distributed.is_initialized():
+            distributed.barrier()
+        if not state.is_world_process_zero:
+            return
+        folder = resuming.folder_of(self._work, state.global_step)
+        logged = jobs.finite(state.log_history[-1]) if state.log_history else {}
+        mark = Mark(step=state.global_step, origin=self._origin, metrics=logged)
+        jobs.write_durably(folder / resuming.MARK, mark.model_dump_json())
+        jobs.checkpoint(state.global_step)
+        for step in resuming.surplus(resuming.whole(self._work), self._rule):
+            gone = resuming.folder_of(self._work, step)
+            (gone / resuming.MARK).unlink()
+            shutil.rmtree(gone)
 
 
 class Progress(TrainerCallback):
@@ -123,6 +185,8 @@ class Progress(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Forget what was logged after the checkpoint from which the run goes on."""
+        if not state.is_world_process_zero:
+            return
         rows = [row for row in jobs.read_lines(self.path) if row["step"] <= state.global_step]
         jobs.write_lines(self.path, rows)
         if state.global_step:
@@ -131,15 +195,30 @@ class Progress(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write one entry."""
         row = {name: value for name, value in jobs.finite(logs or {}).items() if not name.startswith(UNKEPT)}
-        if "loss" not in row:
+        if "loss" not in row or not state.is_world_process_zero:
             return
         jobs.append_lines(self.path, [{"step": state.global_step, **row, "seconds": round(time.monotonic() - self._started, 3)}])
         jobs.report_progress(state.global_step, state.max_steps, {name: row[name] for name in self._show if name in row})
 
 
+def save(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the trained model: adapters merged in, and all of it where processes hold a part each."""
+    from parallel_r1 import adapters  # peft takes a second to load, and evaluation needs none
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = {}
+    for name, weight in adapters.weights(model):
+        if jobs.is_first():
+            weights[name] = weight.cpu()
+    if jobs.is_first():
+        student.save(adapters.below(model), tokenizer, folder, weights)
+
+
 def publish(work: Path, out: Path) -> dict[str, float]:
     """Copy the metrics into the artifact, without their clocks, so that equal runs give equal files, and the TensorBoard files; gives the
     last entry, with the speed."""
+    if not jobs.is_first():
+        return {}
     logged = jobs.read_lines(work / METRICS_FILE)
     rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
     jobs.write_lines(out / METRICS_FILE, rows)

@@ -19,6 +19,7 @@ def main() -> None:
     job = jobs.read_job()
     runs.quiet(job.threads)
     config = SftConfig.model_validate(job.config)
+    runs.join(config.launch)
     checkpoint = job.inputs["base"] / "checkpoint"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
@@ -28,9 +29,8 @@ def main() -> None:
     dataset, too_long = supervised.examples(tokenizer, rows, config.prompt, config.max_tokens)
     steps = math.ceil(config.epochs * len(dataset) / config.batch_size)
     steps = min(steps, config.max_steps or steps)
-    metrics = supervised.train(
-        job, model, tokenizer, dataset, config.optimizer, steps, config.batch_size, config.micro_batch_size, config.checkpoint_every, config.lora
-    )
+    metrics = supervised.train(job, model, tokenizer, dataset, config, steps, config.micro_batch_size)
+    runs.leave()
     jobs.finish({**metrics, "examples": len(dataset), "too_long": too_long})
 
 

@@ -13,8 +13,8 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from parallel_r1 import adapters, prompts, student
-from parallel_r1.config import LoraConfig, OptimizerConfig, Prompt
+from parallel_r1 import adapters, prompts
+from parallel_r1.config import Prompt, ScratchStudent, SftConfig
 from parallel_r1.jobs import Job
 from parallel_r1.training import runs
 
@@ -45,19 +45,19 @@ def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
-    optimizer: OptimizerConfig,
+    config: SftConfig | ScratchStudent,
     steps: int,
-    batch_size: int,
     micro_batch_size: int,
-    checkpoint_every: int,
-    lora: LoraConfig | None = None,
 ) -> dict[str, float]:
     """Train `model`, or adapters of it, going on from the last whole checkpoint in the job's work folder; save it to `out/checkpoint`.
 
     Gives the last metrics.
     """
-    arguments = runs.trainer_arguments(job.work, optimizer, steps, checkpoint_every, job.seed, micro_batch_size, batch_size)
+    arguments = runs.trainer_arguments(
+        job.work, config.optimizer, steps, config.checkpoint_every, job.seed, micro_batch_size, config.batch_size
+    )
     progress = runs.Progress(job.work, show=("loss", "learning_rate"))
+    checkpoints = runs.Checkpoints(job, config, dataset)
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
@@ -70,11 +70,10 @@ def train(
         ),
         train_dataset=dataset,
         processing_class=tokenizer,
-        callbacks=[progress, runs.TensorBoard(job.work)],
-        peft_config=adapters.peft_config(lora, model, tokenizer),
+        callbacks=[progress, runs.TensorBoard(job.work), checkpoints],
+        peft_config=adapters.peft_config(getattr(config, "lora", None), model, tokenizer),
     )
     adapters.show_bias(trainer.model)
-    checkpoint = runs.last_checkpoint(job.work)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    student.save(adapters.merged(trainer.model), tokenizer, job.out / "checkpoint")
+    trainer.train(resume_from_checkpoint=checkpoints.last())
+    runs.save(trainer, tokenizer, job.out / "checkpoint")
     return runs.publish(job.work, job.out)
