@@ -25,10 +25,11 @@ demo: environments  ## train a small model to think in parallel, end to end; aga
 
 test: environments  ## run the tests, in both environments
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault and not slow"
-	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker; fi
+	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker -m "not fault"; fi
 
-test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks
+test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault
+	@$(WORKER) -m pytest tests/worker -m fault
 
 test-slow: environments smollm2  ## the tests on a real pretrained model (SmolLM2-135M), a few minutes
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "slow and not fault"

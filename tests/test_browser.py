@@ -90,7 +90,7 @@ def test_fill_in_the_form_of_sft_and_watch_the_run(office: Office, page: Page) -
 
 def test_cancel_an_rl_run_and_nothing_is_left(office: Office, page: Page) -> None:
     run = office.start("rl/gpu")
-    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-*/trainer_state.json")), 300, "the first checkpoint of rl")
+    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-*/COMPLETE.json")), 300, "the first checkpoint of rl")
     assert office.programs()
     page.goto(f"{office.url}/runs/flow-run/{run}")
     expect(page.locator(".state-badge", has_text="Running").first).to_be_visible()
@@ -103,5 +103,5 @@ def test_cancel_an_rl_run_and_nothing_is_left(office: Office, page: Page) -> Non
     expect(page.locator(".state-badge", has_text="Cancelled").first).to_be_visible()
     picture(page, "rl-cancelled")
     assert office.ended(run)["type"] == "CANCELLED"
-    assert list(office.state.glob("work/rl/*/work/checkpoint-*/trainer_state.json")), "checkpoints are kept"
+    assert list(office.state.glob("work/rl/*/work/checkpoint-*/COMPLETE.json")), "checkpoints are kept"
     assert not list(office.store.glob("rl/*/MANIFEST.json"))

@@ -8,6 +8,7 @@ import pytest
 
 from parallel_r1 import config
 from parallel_r1.config import ConfigError, PipelineConfig, load
+from parallel_r1.store import identity
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [ROOT / "pipeline_config.yaml", *sorted(ROOT.glob("recipes/**/*.yaml"))]
@@ -53,6 +54,10 @@ def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
         ("rl.0.rollout.num_paths=1", ["rl.0.rollout.num_paths = 1", "greater than or equal to 2", "max_blocks: 0"], "a bound, and the way out"),
         ("student.head_dim=24", ["student.head_dim = 24", "32, 64 or 128"], "what is allowed"),
         ("sft.micro_batch_size=5", ["sft", "does not divide the batch of 16"], "a check across fields"),
+        ("sft.launch.processes=2", ["sft", "16 x launch.processes 2 does not divide", "micro_batch_size: 8"], "a share for each"),
+        ("sft.launch.processes=3", ["sft", "16 can't be shared by 3 processes"], "no equal shares"),
+        ("launch={processes: 2, machines: 2}", ["launch", "need main_address", "prefix"], "machines that could not meet"),
+        ("rl.0.launch={processes: 3, machines: 2}", ["rl.0.launch", "processes 3 can't be shared equally"], "unequal machines"),
         ("rl.0.rollout.temperature=0.6", ["rl.0", "temperature 0.6", "set both to 1"], "rl must train what it samples"),
         ("evaluate.sets=[tier9]", ["evaluate.sets", "tier9", "tier1, tier2, tier3"], "a set that is not there"),
         ("rl.0.problems={tier9: 1.0}", ["rl.0.problems", "tier9"], "a mixture of a set that is not there"),
@@ -99,6 +104,22 @@ def test_missing_file_is_named() -> None:
 def test_overrides_reach_defaults_that_the_file_leaves_out() -> None:
     changed = load(ROOT / "pipeline_config.yaml", ["resources.threads=2", "store=s3://bucket/x", "rl.1.steps=5"])
     assert (changed.resources.threads, changed.store, changed.rl[1].steps) == (2, "s3://bucket/x", 5)
+
+
+def test_stages_are_launched_as_the_top_says_unless_they_say_otherwise() -> None:
+    fitting = ["sft.micro_batch_size=8"]
+    changed = load(ROOT / "pipeline_config.yaml", ["launch.processes=2", "launch.strategy=fsdp2", "rl.1.launch={strategy: ddp}", *fitting])
+    launches = [(stage.launch.processes, stage.launch.strategy) for stage in (changed.sft, *changed.rl)]
+    assert launches == [(2, "fsdp2"), (2, "fsdp2"), (2, "ddp")]
+    plain = load(ROOT / "pipeline_config.yaml", fitting)
+    assert identity(changed) == identity(plain), "how many processes is in no cache key"
+
+
+def test_adapters_are_not_split_by_zero3() -> None:
+    split = ["sft.launch={processes: 2, strategy: zero3}", "sft.micro_batch_size=8"]
+    assert load(ROOT / "pipeline_config.yaml", split).sft.launch.strategy == "zero3"
+    with pytest.raises(ConfigError, match="sft: launch.strategy zero3 splits adapters.*set launch.strategy: fsdp2 or ddp"):
+        load(ROOT / "pipeline_config.yaml", [*split, "sft.lora={r: 4}"])
 
 
 # --- files that extend another --------------------------------------------------------------------------------------------

@@ -102,6 +102,36 @@ def test_kill_9_of_the_program_of_a_training_stage(project: Project, stage: str,
     assert weights(project.store, stage) == weights(undisturbed.store, stage)
 
 
+TWO = ("launch.processes=2", "sft.micro_batch_size=4", "sft.epochs=9", "sft.max_steps=60", "sft.checkpoint_every=10", *SMALL)
+
+
+def test_kill_9_of_one_of_two_training_processes(project: Project) -> None:
+    flow = project.start("sft", *TWO)
+    until(lambda: list(project.state.glob("work/sft/*/work/checkpoint-10/COMPLETE.json")))
+    (process,) = processes(str(project.state), "-u\0-m\0parallel_r1.training.sft", environment="\0RANK=1\0")
+    kill(process)
+    _, errors = flow.communicate(timeout=60)
+    assert flow.returncode != 0 and "Rank 1 was the first to fail, with exit code -9" in errors and "Last lines of rank 1" in errors
+    output, errors = project.start("sft", *TWO).communicate(timeout=200)
+    assert "goes on from the checkpoint" in output and outcomes(output)["sft"] == "built", errors
+
+
+def test_a_training_goes_on_on_another_machine(project: Project, s3: S3, tmp_path: Path) -> None:
+    root = "s3://machines/x"
+    Store(root).filesystem.mkdir("machines")
+    uploaded = Store(f"{root}/.checkpoints")
+    here = (*TWO[2:], f"store={root}")
+    flow = project.start("sft", *here, **s3.environment)
+    until(lambda: list(uploaded.manifests()))
+    kill(flow.pid)  # its stage program ends with it
+    flow.communicate()
+
+    elsewhere = Project(tmp_path / "elsewhere", project.recipe, {**project.environment, "PARALLEL_R1_STATE": str(tmp_path / "elsewhere")})
+    output, errors = elsewhere.start("sft", *here, **s3.environment).communicate(timeout=300)
+    assert f"was fetched from {uploaded.root}/sft/" in output and "goes on from the checkpoint" in output, f"{output}\n{errors[-3000:]}"
+    assert outcomes(output)["sft"] == "built" and not list(uploaded.manifests()), "the artifact takes their place"
+
+
 def test_kill_9_of_vllm_in_an_evaluation(project: Project) -> None:
     many = ("prepare.evaluation.tier1.count=300", "evaluate.samples=16")
     flow = project.start("evaluate", *many)
@@ -133,7 +163,7 @@ def test_the_prefect_server_is_killed_and_restarted(tmp_path: Path) -> None:
     project = Project(tmp_path, recipe, {**environment, "PARALLEL_R1_STATE": str(tmp_path), "PREFECT_API_URL": f"{url}/api"})
     flow = project.start("base", *LONG_BASE)
     try:
-        until(lambda: list(project.state.glob("work/base/*/work/checkpoint-20/trainer_state.json")))
+        until(lambda: list(project.state.glob("work/base/*/work/checkpoint-20/COMPLETE.json")))
         kill(json.loads((tmp_path / "server" / "prefect" / "server.json").read_text())["pid"])
         assert serve("start") == url, "the same address"
         output, errors = flow.communicate(timeout=300)
@@ -146,7 +176,7 @@ def test_the_prefect_server_is_killed_and_restarted(tmp_path: Path) -> None:
 
 def test_killed_with_its_worker_a_run_is_marked_crashed_and_the_next_one_goes_on(office: Office) -> None:
     run = office.start("rl/gpu")
-    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-3/trainer_state.json")), 400, "checkpoint 3 of rl")
+    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-3/COMPLETE.json")), 400, "checkpoint 3 of rl")
     workers, flows = office.workers("gpu"), office.flow_processes()
     assert workers and flows
     for process in workers:

@@ -87,7 +87,7 @@ def gone(project: Project, seconds: float = 20) -> bool:
 
 def test_kill_9_in_the_middle_of_training_then_the_next_run_goes_on(project: Project) -> None:
     flow = project.start("base", *SLOW_BASE)
-    wait_for("work/base/*/work/checkpoint-40/trainer_state.json", project.state)
+    wait_for("work/base/*/work/checkpoint-40/COMPLETE.json", project.state)
     os.kill(flow.pid, signal.SIGKILL)
     assert gone(project), "the stage process ends with the flow"
     assert not project.keys("base")

@@ -21,7 +21,7 @@ BEFORE_RL = {"prepare train tier1", "prepare evaluation tier1", "base", "generat
 def kill_inside_rl(project: Project, flow: Popen[str]) -> None:
     """Kill -9 the flow once rl has written a checkpoint and is at work on the next step."""
     deadline = time.monotonic() + 400
-    while not list(project.state.glob(f"work/rl/*/work/checkpoint-{KILL_AFTER}/trainer_state.json")):
+    while not list(project.state.glob(f"work/rl/*/work/checkpoint-{KILL_AFTER}/COMPLETE.json")):
         assert flow.poll() is None, flow.communicate()
         assert time.monotonic() < deadline, "rl never wrote its checkpoint"
         time.sleep(0.05)

@@ -15,6 +15,7 @@ from moto.server import ThreadedMotoServer
 from flows.artifacts import main
 from parallel_r1.lineage import Inventory
 from parallel_r1.store import MANIFEST, ArtifactRef, Store, StoreError
+from tasks.uploads import FOLDER
 from tests.conftest import PROJECT
 
 A_DAY = timedelta(days=1)
@@ -101,6 +102,15 @@ def test_gc_is_dry_until_told_otherwise(shelf: Shelf, capsys: pytest.CaptureFixt
     assert not shelf.store.filesystem.exists(f"{shelf.store.path}/sft/old/data.json")
     assert all(shelf.store.load(*name) for name in left.artifacts), "what stays is whole"
     assert main(["gc", *here, "--keep", "nothing/like-this"]) == 2
+
+
+def test_gc_removes_checkpoints_of_trainings_that_were_given_up(shelf: Shelf, tmp_path: Path) -> None:
+    uploaded = Shelf(Store(f"{shelf.store.root}/{FOLDER}"), tmp_path)
+    uploaded.put("rl", "givenup-00000010", 3)
+    uploaded.put("rl", "running-00000010", 0)
+    uploaded.put("rl", "atwork-00000100", 3)  # of an artifact that stays: kept to be looked at
+    assert main(["gc", "--set", f"store={shelf.store.root}", "--apply"]) == 0
+    assert sorted(manifest.key for manifest in uploaded.store.manifests()) == ["atwork-00000100", "running-00000010"]
 
 
 def test_lineage_is_a_tree(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:

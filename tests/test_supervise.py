@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from parallel_r1.config import LaunchConfig
+from tasks.launch import command
 from tasks.supervise import LIFELINES, StageFailed, program_environment, programs_end_with_flow, supervise
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -67,6 +71,54 @@ def test_a_failure_has_the_exit_code_and_the_last_lines(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match=r"(?s)exit code 3.*log\.txt.*the reason") as failure:
         run(tmp_path, "import sys\nfor i in range(100): print('line', i)\nprint('the reason', file=sys.stderr)\nsys.exit(3)")
     assert "line 99" in str(failure.value) and "line 10\n" not in str(failure.value)
+
+
+RANKS = """
+    import sys
+    for i in range(40): print(f"[rank 0] zero {i}", flush=True)
+    print('[rank 0] {"event": "progress", "step": 1, "of": 2}', flush=True)
+    print("[rank 1] one", file=sys.stderr, flush=True)
+    print("[rank 0] connection closed by peer", file=sys.stderr)
+    print('''torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+    Failures:
+    [1]:
+      rank      : 0 (local_rank: 0)
+      exitcode  : 1 (pid: 11)
+    Root Cause (first observed failure):
+    [0]:
+      time      : 2026-01-01
+      rank      : 1 (local_rank: 1)
+      exitcode  : -9 (pid: 12)''', file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+def test_of_several_processes_the_first_to_fail_is_named_and_all_have_their_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match="exit code 1") as failure:
+        run(tmp_path, RANKS)
+    head, one, zero = re.split("Last lines of rank .:\n", str(failure.value))
+    assert head.endswith("Rank 1 was the first to fail, with exit code -9. "), "as torchrun says, who ends the others"
+    assert one == "one\n" and "zero 39" in zero and "zero 5\n" not in zero and "connection closed" in zero
+    assert "[rank 0] zero 0" in (tmp_path / "log.txt").read_text()
+
+
+def test_events_of_the_first_process_are_events(tmp_path: Path) -> None:
+    _, events, log = run(tmp_path, f"print('[rank 0] {{\"event\": \"progress\", \"step\": 1, \"of\": 2}}', flush=True)\n{DONE}")
+    assert [event["event"] for event in events] == ["progress", "done"] and not log
+
+
+LAUNCHED = {"processes": 16, "machines": 2, "main_address": "node1", "prefix": ["srun", "--nodes=2"], "strategy": "fsdp2"}
+
+
+@pytest.mark.parametrize(("launch", "begins", "holds", "reason"), [
+    ({}, ["python", "-m", "stage"], [], "one process: nothing around it"),
+    ({"processes": 8}, ["python", "-m", "accelerate.commands.launch"], ["ddp.yaml --num_processes 8", "--main_process_port 0"], "any port"),
+    (LAUNCHED, ["srun", "--nodes=2", "python"], ["fsdp2.yaml", "c10d", "--main_process_ip node1", "_port 29500"], "machines meet"),
+])  # fmt: skip
+def test_the_command_of_a_launch(launch: dict[str, Any], begins: list[str], holds: list[str], reason: str, tmp_path: Path) -> None:
+    words = list(map(str, command(["python", "-m", "stage", "job.json"], LaunchConfig(**launch), 1, tmp_path)))
+    assert words[: len(begins)] == begins and words[-3:] == ["-m", "stage", "job.json"], reason
+    assert [part for part in holds if part not in " ".join(words)] == [], reason
 
 
 def test_a_signal_shows_in_the_exit_code(tmp_path: Path) -> None:

@@ -105,5 +105,5 @@ def test_weights_of_a_model_with_adapters_are_those_of_the_merged_one(tied: bool
     early = {name: weight.clone() for name, weight in adapters.weights(trainer.model)}
     again = dict(adapters.weights(trainer.model))
     assert all(torch.equal(again[name], early[name]) for name in early)
-    plain = dict(adapters.weights(adapters.merged(trainer.model)))
+    plain = dict(adapters.weights(trainer.model.merge_and_unload()))
     assert set(plain) == set(early) and all(torch.equal(plain[name], early[name]) for name in plain)
