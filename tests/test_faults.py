@@ -88,7 +88,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 def test_kill_9_of_the_program_of_a_training_stage(project: Project, stage: str, long: tuple[str, ...]) -> None:
     """rl: tests/test_flow_full.py."""
     flow = project.start(stage, *long)
-    until(lambda: list(project.state.glob(f"work/{stage}/*/work/checkpoint-20/trainer_state.json")))
+    until(lambda: list(project.state.glob(f"work/{stage}/*/work/checkpoint-20/COMPLETE.json")))
     for process in processes(str(project.state), f"parallel_r1.training.{stage}"):
         kill(process)
     _, errors = flow.communicate(timeout=60)
