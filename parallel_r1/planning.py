@@ -452,11 +452,10 @@ def _scored_again(stage: RlConfig) -> float:
 
 def _shared(model: Architecture, stage: SftConfig | RlConfig, steps: int) -> dict[str, Any]:
     """Of a stage's Training, what sft and rl say alike."""
-    launch, kept, lora = getattr(stage, "launch", None), getattr(stage, "checkpoints", None), stage.lora
+    kept, lora = stage.checkpoints, stage.lora
     adapters = model.adapter_parameters(lora.r, lora.target_modules) if lora else None
-    count = kept.keep_last + 1 + (steps // kept.keep_every if kept.keep_every else 0) + (kept.keep_best is not None) if kept else 3
-    shared = {"processes": launch.processes, "strategy": launch.strategy} if launch else {}
-    return {**shared, "adapters": adapters, "checkpoints": count}
+    count = kept.keep_last + 1 + (steps // kept.keep_every if kept.keep_every else 0) + (kept.keep_best is not None)
+    return {"processes": stage.launch.processes, "strategy": stage.launch.strategy, "adapters": adapters, "checkpoints": count}
 
 
 def _trained(

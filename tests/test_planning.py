@@ -17,7 +17,6 @@ from parallel_r1.planning import GB, KNOWN, Architecture, Machine, PlanError, Tr
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [ROOT / "pipeline_config.yaml", *sorted(ROOT.glob("recipes/**/*.yaml"))]
-pytestmark = pytest.mark.skipif("launch" not in PipelineConfig.model_fields, reason="needs the config section launch")
 NODE = ["machine.gpu=H100", "machine.gpus=8", "machine.price_per_hour=2.5"]
 CPU = ["machine.gpus=0", "machine.memory_gb=16"]
 SHARED = ["launch.processes=8", "launch.strategy=fsdp2"]
