@@ -30,7 +30,7 @@ from parallel_r1.rollout.serve import serve
 from parallel_r1.rollout.vllm_engine import VllmEngine
 
 PROMPTS, SAMPLES, CAP = 64, 4, 64
-ALTERNATIONS = 3
+ALTERNATIONS, ALTERNATIONS_OF_TABLE = 3, 2
 TABLE = Path(__file__).with_name("rollouts.md")
 Speeds = dict[str, list[float]]
 """Sampled tokens per second, by kind, one for each alternation; of the wall clock and of the processor."""
@@ -162,15 +162,15 @@ def table(command: str, at: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         for num_paths in (2, 4):
             for cap in (16, 64, 256):
-                bench = Bench.of(Path(folder), num_paths, cap, prompts=16 + cap // 2, samples=4)
-                speeds = bench.speeds({"plain": bench.plain, "parallel": bench.parallel})
+                bench = Bench.of(Path(folder), num_paths, cap, prompts=8 + cap // 4)
+                speeds = bench.speeds({"plain": bench.plain, "parallel": bench.parallel}, ALTERNATIONS_OF_TABLE)
                 shares.append(bench.join_hit_share())
                 plain, parallel = (statistics.mean(speeds[kind]) for kind in ("plain", "parallel"))
                 rows.append(f"| {num_paths} | {cap} | {len(bench.plans)} | {bench.sampled:,} | {plain:,.0f} | {parallel:,.0f} "
                             f"| {ratio(speeds, 'parallel', 'plain'):.2f} | {shares[-1]:.0%} |")  # fmt: skip
                 print(rows[-1], flush=True)
                 del bench
-    TABLE.write_text(_PAGE.format(at=at, command=command, alternations=ALTERNATIONS, rows="\n".join(rows)), encoding="utf-8")
+    TABLE.write_text(_PAGE.format(at=at, command=command, alternations=ALTERNATIONS_OF_TABLE, rows="\n".join(rows)), encoding="utf-8")
     return {"join_prefix_hit_share": statistics.mean(shares)}
 
 
