@@ -111,7 +111,7 @@ def test_weights_are_read_as_safetensors_and_model_code_is_not_run() -> None:
     lines = [(path.name, line) for path, text in sources.items() for line in text.splitlines()]
     loads = [(name, line) for name, line in lines if "Model" in line and ".from_pretrained(" in line]
     assert len(loads) >= 4
-    assert all("use_safetensors=True" in line for _, line in loads), loads
+    assert all("use_safetensors=True" in line or "gguf_file=" in line for _, line in loads), "neither format can hold code"
     trusting = {path.name for path, text in sources.items() if "trust_remote_code" in text}
     assert trusting <= {"config.py", "student.py", "base.py"}, "only where the config says so: base alone loads foreign checkpoints"
     assert not [path for path, text in sources.items() if re.search(r"\b(pickle|torch)\.loads?\(", text)]
