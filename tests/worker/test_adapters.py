@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from trl import SFTConfig, SFTTrainer
 
 from parallel_r1 import adapters, student
-from parallel_r1.config import HubStudent, LoraConfig, OptimizerConfig, RolloutConfig
+from parallel_r1.config import HubStudent, LoraConfig, OptimizerConfig, RolloutConfig, SftConfig
 from parallel_r1.jobs import Job
 from parallel_r1.markup import TAGS
 from parallel_r1.rollout.vllm_engine import VllmEngine
@@ -33,7 +33,8 @@ def train(folder: Path, tied: bool, lora: LoraConfig | None) -> Trained:
     job.out.mkdir()
     job.work.mkdir()
     dataset, _ = supervised.examples(tokenizer, ROWS, "bare", 512)
-    supervised.train(job, model, tokenizer, dataset, OPTIMIZER, 4, 4, 4, 4, lora)
+    config = SftConfig(optimizer=OPTIMIZER, batch_size=4, micro_batch_size=4, checkpoint_every=4, lora=lora)
+    supervised.train(job, model, tokenizer, dataset, config, steps=4, micro_batch_size=4)
     return model, tokenizer, before
 
 
