@@ -44,7 +44,7 @@ class VllmEngine:
         self._sleeps = self._on_gpu and beside_trainer
         place: dict[str, Any] = {"gpu_memory_utilization": 0.5} if self._on_gpu else {"block_size": 32, "enforce_eager": True}
         rank = 0
-        if distributed.is_initialized():
+        if distributed.is_initialized() and distributed.get_world_size() > 1:  # an engine in this process has a group of its own, of one
             place["distributed_executor_backend"] = "external_launcher"  # joins the processes that there are
             rank = distributed.get_rank()
         self.llm = LLM(

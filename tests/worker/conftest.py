@@ -50,6 +50,12 @@ def tiny_tags(tiny: Path) -> TagIds:
 
 
 EngineOf = Callable[[str, Attention], Engine]
+SHARE_ENGINES = ("test_exactness.py", "test_vllm_structured.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the shared engines first: vLLM ends the process groups of every engine in a process when one of them is freed."""
+    items.sort(key=lambda item: SHARE_ENGINES.index(item.path.name) if item.path.name in SHARE_ENGINES else len(SHARE_ENGINES))
 
 
 @pytest.fixture(scope="session")
