@@ -30,7 +30,7 @@ from parallel_r1.rollout.serve import serve
 from parallel_r1.rollout.vllm_engine import VllmEngine
 
 PROMPTS, SAMPLES, CAP = 64, 4, 64
-ALTERNATIONS, ALTERNATIONS_OF_TABLE = 3, 2
+ALTERNATIONS, ALTERNATIONS_OF_TABLE = 3, 1
 TABLE = Path(__file__).with_name("rollouts.md")
 Speeds = dict[str, list[float]]
 """Sampled tokens per second, by kind, one for each alternation; of the wall clock and of the processor."""
@@ -162,7 +162,7 @@ def table(command: str, at: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         for num_paths in (2, 4):
             for cap in (16, 64, 256):
-                bench = Bench.of(Path(folder), num_paths, cap, prompts=8 + cap // 4)
+                bench = Bench.of(Path(folder), num_paths, cap, prompts=max(8, cap // 4))
                 speeds = bench.speeds({"plain": bench.plain, "parallel": bench.parallel}, ALTERNATIONS_OF_TABLE)
                 shares.append(bench.join_hit_share())
                 plain, parallel = (statistics.mean(speeds[kind]) for kind in ("plain", "parallel"))
@@ -180,7 +180,7 @@ _PAGE = """\
 Measured {at} by `{command}`, which writes this file.
 
 Sampled tokens per second of spawn-join (vLLM stepped in process, causal) and of plain vLLM generation of the same number of sampled tokens
-at the same number of requests in flight; mean of {alternations} alternations, each from an empty prefix cache. Model of the demo's size,
+at the same number of requests in flight; {alternations} pass of each after one that isn't counted, from an empty prefix cache. Model of the demo's size,
 float32, CPU. The last column is the share of the summaries' prompt tokens, the requests after a join, that the prefix cache had.
 
 | paths | in flight | rollouts | sampled tokens | plain, tokens/s | parallel, tokens/s | ratio | cached at the join |
