@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import cached, grading, in_worker
-from tasks.places import PROJECT
 
 RESULTS = Path(__file__).with_name("results.json")
 

@@ -8,18 +8,16 @@ can't be used.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.command_line import add_recipe, config_named, parser_of
 from flows.pipeline import tell
 from flows.steps import Steps
-from parallel_r1.config import ConfigError, PipelineConfig, load
+from parallel_r1.config import ConfigError, PipelineConfig
 from parallel_r1.store import ArtifactRef, StoreError, flatten
-from tasks.places import PROJECT
 from tasks.stage import Call, Stage
 
 
@@ -101,12 +99,11 @@ def _grouped(titles: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.dry_run", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("recipe", nargs="?", default="pipeline_config.yaml", help="config file: pipeline_config.yaml or recipes/*.yaml")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
+    parser = parser_of("flows.dry_run", __doc__)
+    add_recipe(parser)
     options = parser.parse_args(arguments)
     try:
-        config = load(os.path.relpath(PROJECT / options.recipe), options.overrides)
+        config = config_named(options.recipe, options.overrides)
         print(as_text(config, plan(config)))
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)

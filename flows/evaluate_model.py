@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import server
+from flows.command_line import carried_out, config_named, parser_of, quiet_server
 from parallel_r1 import prompts
 from parallel_r1.checkpoints import STAGES
-from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig, load
+from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig
 from parallel_r1.markup import TAGS
 from parallel_r1.store import Store
-from tasks.places import PROJECT
 
 if TYPE_CHECKING:
     from parallel_r1.store import ArtifactRef
@@ -94,7 +93,7 @@ def config_for(recipe: str, student: str, evaluation: dict[str, Any], fitting: S
     papers = EvaluateConfig().model_dump(mode="json", exclude={"rollout": {"attention"}})
     parts |= {"generate": None, "sft": None, "rl": [], "evaluate": papers}
     whole = [f"{name}={json.dumps(value)}" for name, value in parts.items()]
-    return load(os.path.relpath(PROJECT / recipe), [*whole, *fitting, *overrides])
+    return config_named(recipe, [*whole, *fitting, *overrides])
 
 
 def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None, overrides: Sequence[str]) -> Measured:
@@ -123,21 +122,19 @@ def _has_tags(model: str, steps: Any, checkpoint: ArtifactRef) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.evaluate_model", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of("flows.evaluate_model", __doc__)
     parser.add_argument("model", help="folder, hub id, or key of a checkpoint in the store")
     parser.add_argument("--benchmarks", nargs="+", required=True, help=", ".join(BENCHMARKS))
     parser.add_argument("--data", help="folder with the benchmarks as files; from the hub when left out")
     parser.add_argument("--config", default="pipeline_config.yaml", help="store, seed and resources come from here")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     options = parser.parse_args(arguments)
     try:
         sources(options.benchmarks, options.data)
-        url = server.ensure()
+        ui = quiet_server()
     except (ConfigError, server.ServerError) as error:
         print(error, file=sys.stderr)
         return 2
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    return _run(options, url.removesuffix("/api"))
+    return _run(options, ui)
 
 
 def _run(options: argparse.Namespace, ui: str) -> int:
@@ -155,18 +152,10 @@ def _run(options: argparse.Namespace, ui: str) -> int:
             all_posted()
             return measured
 
-    try:
-        ref, config = evaluate_model()
-    except KeyboardInterrupt:
-        print("\nInterrupted. Finished problems are kept: run again.", file=sys.stderr)
-        return 130
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except Exception as error:  # the traceback is in the UI's log
-        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {ui}", file=sys.stderr)
-        return 1
-    _print(options.model, ref, config)
+    measured, code = carried_out(evaluate_model, ui, kept="Finished problems are kept", refused=(ConfigError,))
+    if measured is None:
+        return code
+    _print(options.model, *measured)
     return 0
 
 

@@ -8,7 +8,6 @@ then read from HF_TOKEN, and a repository that this makes is private. Exit codes
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,7 +21,8 @@ import yaml
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from parallel_r1.config import ConfigError, PipelineConfig, load
+from flows.command_line import config_named, parser_of
+from parallel_r1.config import ConfigError, PipelineConfig
 from parallel_r1.lineage import Inventory, spelled
 from parallel_r1.provenance import History
 from parallel_r1.report.card import RECIPE_FILE, Facts, Measured, build
@@ -39,18 +39,17 @@ class ExportError(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.export", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of("flows.export", __doc__)
     parser.add_argument("artifact", help="stage/key of a checkpoint, or a beginning of it")
     parser.add_argument("--to", required=True, help="a folder, or hub:owner/name")
     parser.add_argument("--config", default="pipeline_config.yaml", help="names the store, and the prompt where that lies in a file")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     parser.add_argument("--licence", help="licence of the weights, as the hub spells it, such as apache-2.0")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export there")
     options = parser.parse_args(arguments)
     if not options.artifact or not options.to:
         parser.error("make export ARTIFACT=stage/key TO=folder (or TO=hub:owner/name); `make artifacts` lists what there is")
     try:
-        config = load(os.path.relpath(PROJECT / options.config), options.overrides)
+        config = config_named(options.config, options.overrides)
         store = Store(config.store if "://" in config.store else (PROJECT / config.store).resolve())
         history = History.of(Inventory.of(store), options.artifact)
         if options.to.startswith(HUB):

@@ -27,7 +27,6 @@ from flows.forms import (
     filled_in,
 )
 from flows.steps import Steps
-from parallel_r1.config import PipelineConfig
 from parallel_r1.store import ArtifactRef, Damaged
 from tasks.progress import say
 from tasks.show import all_posted
@@ -97,11 +96,13 @@ def until_whole(story: Callable[[], Told]) -> Told:
     one is built again. Its pages are all in the UI at its end."""
     for _ in range(REPAIRS):
         try:
-            told = story()
-            break
+            return _told(story)
         except Damaged as damage:
             say(f"  {damage}")
-    else:
-        told = story()
+    return _told(story)
+
+
+def _told(story: Callable[[], Told]) -> Told:
+    told = story()
     all_posted()
     return told

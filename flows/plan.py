@@ -8,7 +8,6 @@ Exit codes: 0 everything fits, 1 something can't (with the settings that would),
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -16,9 +15,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from parallel_r1.config import ConfigError, MachineConfig, PipelineConfig, load
+from flows.command_line import add_recipe, config_named, parser_of
+from parallel_r1.config import ConfigError, MachineConfig, PipelineConfig
 from parallel_r1.planning import GB, GPUS, SAFE, Machine, PlanError, StagePlan, architecture_of, plan
-from tasks.places import PROJECT, state_folder
+from tasks.places import state_folder
 
 
 def this_machine() -> Machine:
@@ -103,12 +103,11 @@ def no_room(stages: Sequence[StagePlan], folder: Path) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.plan", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("recipe", nargs="?", default="pipeline_config.yaml", help="config file: pipeline_config.yaml or recipes/*.yaml")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
+    parser = parser_of("flows.plan", __doc__)
+    add_recipe(parser)
     options = parser.parse_args(arguments)
     try:
-        config = load(os.path.relpath(PROJECT / options.recipe), options.overrides)
+        config = config_named(options.recipe, options.overrides)
         machine = Machine.of(config.machine) if config.machine else this_machine()
         stages = plan(config, machine)
     except (ConfigError, PlanError) as error:

@@ -20,18 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flows import server
-from parallel_r1.config import ConfigError, load
+from flows.command_line import carried_out, config_named, parser_of, quiet_server
+from parallel_r1.config import ConfigError
 from tasks.places import PROJECT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.run_experiments", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of("flows.run_experiments", __doc__)
     parser.add_argument("recipes", nargs="+", help="config files, one per row of the table, such as recipes/tiny/*.yaml")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every recipe")
     parser.add_argument("--ready", action="store_true", help="only rows that are finished, while another run is still at work")
     parser.add_argument("--copy-to", metavar="FOLDER", help="copy the page there, as report.html and README.md, with how it was made")
-    parser.add_argument("--set", dest="overrides", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="dotted overrides")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error(f"SEEDS={options.seeds}: one seed at least, and two for an interval over seeds")
@@ -39,26 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipes = [os.path.relpath(PROJECT / recipe, PROJECT) for recipe in options.recipes]
     try:
         for recipe in recipes:
-            load(os.path.relpath(PROJECT / recipe), options.overrides)
-        url = server.ensure().removesuffix("/api")
+            config_named(recipe, options.overrides)
+        ui = quiet_server()
     except (ConfigError, server.ServerError) as error:
         print(error, file=sys.stderr)
         return 2
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # we say ourselves how far it is; the UI has every line
-    try:
-        page = _run(recipes, options.seeds, options.overrides, options.ready)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nInterrupted. Finished stages are kept, and a stage goes on from its last checkpoint: run again.", file=sys.stderr)
-        return 130
-    except Exception as error:  # the traceback is in the UI's log; a person at the terminal needs the reason
-        print(f"\n{type(error).__name__}: {error}\n\nRun again to go on from here. UI: {url}", file=sys.stderr)
-        return 1
+    page, code = carried_out(lambda: _run(recipes, options.seeds, options.overrides, options.ready), ui, refused=(ConfigError,))
+    if page is None:
+        return code
     if options.copy_to:
         copy(page, Path(options.copy_to), _asked(recipes, options))
-    print(f"UI         {url}\n{time.monotonic() - start:.0f} s", flush=True)
+    print(f"UI         {ui}\n{time.monotonic() - start:.0f} s", flush=True)
     return 0
 
 
@@ -71,7 +62,7 @@ def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> P
     from tasks.stage import Run
 
     page = experiments(recipes, seeds, overrides, ready)
-    run = Run.of(load(os.path.relpath(PROJECT / recipes[0]), overrides))
+    run = Run.of(config_named(recipes[0], overrides))
     folder = run.store.localise(page, run.state / "cache")
     print(f"\n{as_text(json.loads((folder / RESULTS).read_text(encoding='utf-8')))}\n\nreport     {page.uri}/{PAGE}")
     return folder

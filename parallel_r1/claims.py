@@ -4,24 +4,19 @@ A claim has one or more parts, and each compares two checkpoints on the same pro
 interval of the difference lies on the claimed side, fails where the whole interval says that there is no such difference as would count
 (SMALLEST), and stays open otherwise. A claim is reproduced where all its parts hold, and not reproduced where one fails.
 
-The interval: problems that every seed was asked, and trainings that answered many problems, aren't independent. The variance of the mean is
-clustered both ways, by seed and by problem (Cameron, Gelbach, Miller 2011), and the t-distribution has as many degrees of freedom as there
-are seeds but one. One seed decides nothing: the difference between two trainings could be that of any two trainings.
+The interval is that of `experiments.measured`. One seed decides nothing: the difference between two trainings could be that of any two
+trainings.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
-import numpy as np
-
 from parallel_r1 import published
-from parallel_r1.experiments import METRICS, RowRun, Shares, Table, by_recipe, gains, table
+from parallel_r1.experiments import METRICS, RowRun, Table, by_recipe, gains, measured, table
 from parallel_r1.jobs import read_lines
 
 SMALLEST = 0.02
@@ -239,48 +234,6 @@ def _moves(runs: Sequence[RowRun]) -> Table:
             pairs = zip(positions[:third], positions[-third:], strict=True)
             found[run.seed] = {"steps": {str(place): late - early for place, (early, late) in enumerate(pairs)}}
     return found
-
-
-# --- statistics -----------------------------------------------------------------------------------------------------------
-
-
-def measured(found: Table, bound: float = 0.0) -> tuple[float, float, float, float]:
-    """The mean of differences, its 95 % interval, and the two-sided p of its being `bound`."""
-    from scipy.stats import t  # takes half a second to import
-
-    effect, error, freedom = _clustered(found)
-    reach = float(t.ppf(0.975, freedom)) * error
-    return effect, effect - reach, effect + reach, 2 * float(t.sf(abs(effect - bound) / error, freedom))
-
-
-def _clustered(found: Table) -> tuple[float, float, int]:
-    """Mean over seeds, sets and problems (seeds and sets with equal weight), its standard error clustered by seed and by problem, and the
-    degrees of freedom. Where all are alike, which is no certainty, the error is that of one problem of all gone the other way."""
-    effect = fmean(map(_mean, found.values()))
-    names = {name for sets in found.values() for name in sets}
-    of_set = {name: fmean(fmean(sets[name].values()) for sets in found.values() if name in sets) for name in names}
-    by_seed = [(_mean(sets) - effect) / len(found) for sets in found.values()]
-    by_problem: dict[tuple[str, str], float] = defaultdict(float)
-    cells: list[float] = []
-    for sets in found.values():
-        for name, problems in sets.items():
-            weight = 1 / (len(found) * len(sets) * len(problems))
-            for problem, gain in problems.items():
-                cells.append(weight * (gain - of_set[name]))
-                by_problem[name, problem] += cells[-1]
-    seeds, problems, single = (_sum_of_squares(list(parts)) for parts in (by_seed, by_problem.values(), cells))
-    variance = max(seeds + problems - single, seeds, problems)
-    error = math.sqrt(variance) if variance > 1e-12 else 2 / len(cells)
-    return effect, error, max(1, len(found if len(found) > 1 else by_problem) - 1)
-
-
-def _mean(sets: Shares) -> float:
-    return fmean(fmean(problems.values()) for problems in sets.values())
-
-
-def _sum_of_squares(totals: Sequence[float]) -> float:
-    """Variance of a sum of independent clusters from their totals; 0 for a single one, which says nothing of others."""
-    return float(np.square(totals).sum()) * len(totals) / (len(totals) - 1) if len(totals) > 1 else 0.0
 
 
 # --- words ----------------------------------------------------------------------------------------------------------------

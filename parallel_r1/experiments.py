@@ -1,8 +1,10 @@
 """Rows of a results table: recipes at several seeds, and what can be said of them together.
 
-A number of a row carries both kinds of doubt: which problems were asked and which seed trained the model. Its 95 % interval resamples
-seeds, and within each drawn seed the problems (hierarchical bootstrap, percentile). Where all seeds were asked the same problems, as on a
-real benchmark, one draw of problems holds for all seeds. With a handful of seeds the interval reaches about from the worst to the best one.
+A number of a row carries both kinds of doubt: which problems were asked and which seed trained the model. Problems that every seed was
+asked, and trainings that answered many problems, aren't independent. So the variance of a mean is clustered both ways, by seed and by
+problem (Cameron, Gelbach, Miller 2011, https://doi.org/10.1198/jbes.2010.07136), and its t-distribution has as many degrees of freedom as
+there are seeds but one. A bootstrap over a handful of seeds would promise too much: of three seeds it never looks past the best and the
+worst. One seed's interval is over its problems alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,8 @@ from parallel_r1.metrics import MEASURES
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 RESULTS = "results.json"
-DRAWS = 2_000
+COSTS = ("response_tokens", "critical_path_tokens")
+"""Measures that are no shares."""
 
 Shares = Mapping[str, Mapping[str, float]]
 """Of one checkpoint: set -> text of a problem -> mean of a measure over its rollouts (an id may name another problem at another seed)."""
@@ -99,13 +103,13 @@ def table(runs: Sequence[RowRun], measure: str = "mean", sets: Sequence[str] | N
     return found
 
 
-def estimate(of: Table, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """The mean, every seed and every set with equal weight, with its interval over problems and seeds."""
+def estimate(of: Table, most: float = 1.0) -> Estimate:
+    """The mean, every seed and every set with equal weight, with its interval, which ends at 0 and at `most`: 1 for shares."""
     by_seed = means(of)
     if not by_seed:
         return Estimate(math.nan, math.nan, math.nan, {})
-    low, high = np.quantile(_resampled(of, draws, seed), (0.025, 0.975))
-    return Estimate(float(np.mean(list(by_seed.values()))), float(low), float(high), by_seed)
+    value, low, high, _ = measured(of)
+    return Estimate(value, max(0.0, low), min(most, high), by_seed)
 
 
 def gains(before: Table, after: Table) -> Table:
@@ -125,21 +129,46 @@ def _gains(before: Shares, after: Shares) -> dict[str, dict[str, float]]:
 
 def means(of: Table) -> dict[int, float]:
     """Every seed's mean, every set with equal weight."""
-    return {number: float(np.mean([np.mean(list(problems.values())) for problems in sets.values()])) for number, sets in of.items()}
+    return {number: _mean(sets) for number, sets in of.items()}
 
 
-def _resampled(of: Table, draws: int, seed: int) -> np.ndarray:
-    """Means of `draws` resamples: as many seeds as there are, with replacement, then each one's problems, with replacement."""
-    rng = np.random.default_rng(seed)
-    seeds = list(of)
-    values = [[np.array(list(problems.values())) for problems in of[number].values()] for number in seeds]
-    asked_alike = len({tuple((name, *problems) for name, problems in of[number].items()) for number in seeds}) == 1
-    shared = [rng.integers(0, len(one), size=(draws, len(one))) for one in values[0]] if asked_alike else None
-    total = np.zeros(draws)
-    for drawn in rng.integers(0, len(seeds), size=(len(seeds), draws)):
-        for place in range(len(seeds)):
-            mine = np.flatnonzero(drawn == place)
-            for which, one in enumerate(values[place]):
-                asked = shared[which][mine] if shared else rng.integers(0, len(one), size=(len(mine), len(one)))
-                total[mine] += one[asked].mean(axis=1) / len(values[place])
-    return total / len(seeds)
+# --- statistics -----------------------------------------------------------------------------------------------------------
+
+
+def measured(found: Table, bound: float = 0.0) -> tuple[float, float, float, float]:
+    """The mean of a table, its 95 % interval, and the two-sided p of its being `bound`."""
+    from scipy.stats import t  # takes half a second to import
+
+    effect, error, freedom = _clustered(found)
+    reach = float(t.ppf(0.975, freedom)) * error
+    return effect, effect - reach, effect + reach, 2 * float(t.sf(abs(effect - bound) / error, freedom))
+
+
+def _clustered(found: Table) -> tuple[float, float, int]:
+    """Mean over seeds, sets and problems (seeds and sets with equal weight), its standard error clustered by seed and by problem, and the
+    degrees of freedom. Where all are alike, which is no certainty, the error is that of one problem of all gone the other way."""
+    effect = fmean(map(_mean, found.values()))
+    names = {name for sets in found.values() for name in sets}
+    of_set = {name: fmean(fmean(sets[name].values()) for sets in found.values() if name in sets) for name in names}
+    by_seed = [(_mean(sets) - effect) / len(found) for sets in found.values()]
+    by_problem: dict[tuple[str, str], float] = defaultdict(float)
+    cells: list[float] = []
+    for sets in found.values():
+        for name, problems in sets.items():
+            weight = 1 / (len(found) * len(sets) * len(problems))
+            for problem, gain in problems.items():
+                cells.append(weight * (gain - of_set[name]))
+                by_problem[name, problem] += cells[-1]
+    seeds, problems, single = (_sum_of_squares(list(parts)) for parts in (by_seed, by_problem.values(), cells))
+    variance = max(seeds + problems - single, seeds, problems)
+    error = math.sqrt(variance) if variance > 1e-12 else 2 / len(cells)
+    return effect, error, max(1, len(found if len(found) > 1 else by_problem) - 1)
+
+
+def _mean(sets: Shares) -> float:
+    return fmean(fmean(problems.values()) for problems in sets.values())
+
+
+def _sum_of_squares(totals: Sequence[float]) -> float:
+    """Variance of a sum of independent clusters from their totals; 0 for a single one, which says nothing of others."""
+    return float(np.square(totals).sum()) * len(totals) / (len(totals) - 1) if len(totals) > 1 else 0.0

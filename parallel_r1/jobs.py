@@ -94,17 +94,14 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append JSON lines, in one write that is on the disk afterwards."""
     with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        file.write(_as_lines(rows))
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace a file by JSON lines; a kill leaves the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    append_lines(partial, rows)
-    os.replace(partial, path)
+    write_durably(path, _as_lines(rows))
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -115,6 +112,10 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

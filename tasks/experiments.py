@@ -31,7 +31,7 @@ def input_name(recipe: str, seed: int, title: str) -> str:
     return f"{recipe}/{seed}/{title}"
 
 
-@stage("experiments", version=1, show=show_report)
+@stage("experiments", version=2, show=show_report)
 def write_experiments(work: Work, config: ExperimentsConfig, rows: Mapping[str, ArtifactRef]) -> Metrics:
     """One self-contained page of all rows, the same as Markdown, and the numbers as data."""
     runs = list(_row_runs(work, config, rows))

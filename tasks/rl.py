@@ -18,7 +18,7 @@ def show_training(title: str, ref: ArtifactRef, folder: Path) -> None:
     show_rollouts(title, ref, folder)
 
 
-@stage("rl", version=1, show=show_training, gpu=True)
+@stage("rl", version=2, show=show_training, gpu=True)
 def reinforce(work: Work, config: RlConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
     """Improve the checkpoint by GRPO on parallel rollouts over the problem sets."""
     return work.run_program("parallel_r1.training.grpo", config, {"checkpoint": checkpoint, **sets})

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from prefect.artifacts import ImageArtifact, MarkdownArtifact, TableArtifact
 from pydantic import BaseModel
 
+from parallel_r1.jobs import write_durably
 from parallel_r1.store import ArtifactRef
 from tasks.progress import slug
 
@@ -83,9 +84,7 @@ def collecting() -> Iterator[list[Page]]:
 def keep(file: Path, pages: Sequence[Page]) -> None:
     """Write pages down, so that `kept` finds all of them or none."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps([page.model_dump() for page in pages]), encoding="utf-8")
-    partial.replace(file)
+    write_durably(file, json.dumps([page.model_dump() for page in pages]))
 
 
 def kept(file: Path) -> list[Page] | None:

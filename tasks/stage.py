@@ -35,7 +35,7 @@ from prefect.transactions import IsolationLevel
 from pydantic import BaseModel
 
 from parallel_r1.config import LaunchConfig, PipelineConfig, Resources
-from parallel_r1.jobs import Job
+from parallel_r1.jobs import Job, write_durably
 from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten, identity, key_of
 from tasks.launch import command, environment
 from tasks.locks import FlockManager
@@ -334,9 +334,7 @@ def _filled(call: Call, inputs: Inputs) -> tuple[Built, Path]:
     metrics = call.stage.build(work, call.config, **inputs)
     versions = {**work.versions, "stage": str(call.stage.version)}
     built = Built(versions=versions, seconds=time.monotonic() - start, metrics=dict(metrics))
-    partial = note.with_suffix(".partial")
-    partial.write_text(built.model_dump_json(), encoding="utf-8")
-    partial.replace(note)
+    write_durably(note, built.model_dump_json())
     return built, work.out
 
 

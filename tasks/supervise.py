@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from parallel_r1.rollout import VLLM_ENVIRONMENT
+
 WARDEN = Path(__file__).with_name("warden.py")
 TAIL_LINES = 30
 ENDED_FROM_OUTSIDE = 143
@@ -102,12 +104,9 @@ def programs_end_with_flow() -> Iterator[None]:
 def program_environment(threads: int, offline: bool) -> dict[str, str]:
     """The environment of a stage program: this process's, without Prefect's settings, with quiet and bounded libraries."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {
+    environment |= VLLM_ENVIRONMENT | {
         "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": os.environ.get("VLLM_HOST_IP", "127.0.0.1"),  # else vLLM finds its address by a socket to 8.8.8.8
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",

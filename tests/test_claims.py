@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from parallel_r1.analysis import TWINS
-from parallel_r1.claims import CLAIMS, Verdict, judge, measured
+from parallel_r1.claims import CLAIMS, Verdict, judge
 from parallel_r1.config import PipelineConfig, load
-from parallel_r1.experiments import RowRun
+from parallel_r1.experiments import RowRun, measured
 from parallel_r1.report import claims_table
 from parallel_r1.report.tables import as_markdown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from tests.conftest import PROJECT, TINY, Project
 
 from flows.run_experiments import main
-from parallel_r1.config import PipelineConfig
+from parallel_r1.config import ConfigError, PipelineConfig
 from parallel_r1.experiments import RowRun, Table, estimate, means, table
 from parallel_r1.report.combined import Experiments, as_text, build, difference
 
@@ -37,12 +38,12 @@ COIN = [0.0, 1.0] * 50
 
 
 @pytest.mark.parametrize(("found", "value", "low", "high", "reason"), [
-    (of({"a": [0.5] * 9}, {"a": [0.5] * 9}), 0.5, 0.5, 0.5, "no spread, no width"),
-    (of({"a": COIN}), 0.5, 0.40, 0.60, "one seed: the binomial interval over problems, 1.96 x sqrt(0.25 / 100)"),
-    (of({"a": COIN}, {"a": COIN}, {"a": COIN}, {"a": COIN}), 0.5, 0.45, 0.55, "four seeds, other problems each: half as wide"),
-    (of(*[{"a": COIN}] * 4, asked="same"), 0.5, 0.40, 0.60, "four seeds, the same problems: no narrower, as nothing new was asked"),
-    (of({"a": [0.2] * 9}, {"a": [0.5] * 9}, {"a": [0.8] * 9}), 0.5, 0.2, 0.8, "three seeds without spread inside: from the worst to the best"),
-    (of({"a": [1.0] * 90, "b": [0.0] * 10}), 0.5, 0.5, 0.5, "sets count alike, whatever their size"),
+    (of({"a": COIN}), 0.5, 0.40, 0.60, "one seed: over problems, t(99) = 1.98 x sqrt(0.25 / 99)"),
+    (of({"a": COIN}, {"a": COIN}, {"a": COIN}, {"a": COIN}), 0.5, 0.42, 0.58, "four seeds, other problems each: t(3) = 3.18 x sqrt(0.25 / 400)"),
+    (of(*[{"a": COIN}] * 4, asked="same"), 0.5, 0.34, 0.66, "four seeds, the same problems: twice as wide, as nothing new was asked"),
+    (of({"a": [0.4] * 9}, {"a": [0.5] * 9}, {"a": [0.6] * 9}), 0.5, 0.252, 0.748, "three seeds without spread inside: t(2) = 4.30 x 0.1 / sqrt(3)"),
+    (of({"a": [0.1] * 9}, {"a": [0.5] * 9}, {"a": [0.9] * 9}), 0.5, 0.0, 1.0, "a share stays one"),
+    (of({"a": [1.0] * 90, "b": [0.0] * 10}), 0.5, 0.46, 0.54, "sets count alike, whatever their size; all alike is no certainty: one of 100 gone the other way"),
 ])  # fmt: skip
 def test_intervals_with_known_answers(found: Table, value: float, low: float, high: float, reason: str) -> None:
     one = estimate(found)
@@ -50,15 +51,20 @@ def test_intervals_with_known_answers(found: Table, value: float, low: float, hi
     assert (one.low, one.high) == pytest.approx((low, high), abs=0.012), reason
 
 
-def test_nine_of_ten_intervals_hold_the_truth_when_seeds_and_problems_both_vary() -> None:
+@pytest.mark.parametrize("seeds", [2, 3, 8])
+def test_intervals_hold_the_truth_when_seeds_and_problems_both_vary(seeds: int) -> None:
     rng = np.random.default_rng(1)
     held = 0
-    for _ in range(200):
-        levels = np.clip(0.6 + rng.normal(0, 0.04, 8), 0, 1)
-        found = of(*({"a": list((rng.random(60) < level).astype(float))} for level in levels))
-        one = estimate(found, draws=400)
+    for _ in range(400):
+        levels = np.clip(0.6 + rng.normal(0, 0.04, seeds), 0, 1)
+        one = estimate(of(*({"a": list((rng.random(60) < level).astype(float))} for level in levels)))
         held += one.low <= 0.6 <= one.high
-    assert 0.86 <= held / 200 <= 0.98, "eight seeds are few: a little less than 95 %"
+    assert 0.92 <= held / 400, "a bootstrap over three seeds would hold it about 70 % of the time"
+
+
+def test_costs_are_no_shares() -> None:
+    one = estimate(of({"a": [40.0, 60.0] * 10}), math.inf)
+    assert one.value == 50 and 40 < one.low < 50 < one.high < 60
 
 
 def test_a_difference_is_paired_within_seeds() -> None:
@@ -219,6 +225,13 @@ def test_two_rows_of_one_name_are_refused(project: Project, tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     code, _, errors = start(project, recipe(tmp_path, "twin"), recipe(tmp_path / "other", "twin"), seeds=1)
     assert code == 2 and "both are called 'twin'" in errors
+
+
+def test_a_seed_of_ones_own_is_refused(tmp_path: Path) -> None:
+    from flows.experiments import experiments
+
+    with pytest.raises(ConfigError, match="override 'seed=7': experiments give every row its seed, 0 to 1"):
+        experiments.fn([recipe(tmp_path, "one")], 2, ["seed=7"])
 
 
 @pytest.mark.parametrize(("arguments", "message", "reason"), [

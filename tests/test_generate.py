@@ -50,8 +50,10 @@ def endpoint() -> Iterator[Endpoint]:
     server.server_close()
 
 
-def shown(project: Project, key: str) -> list[dict[str, Any]]:
-    return project.ask("artifacts/filter", {"artifacts": {"key": {"any_": [key]}}, "sort": "ID_DESC"})
+def shown(project: Project, key: str) -> dict[str, Any]:
+    """The newest artifact of a key: tests share the server."""
+    newest = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC", "limit": 1}
+    return project.ask("artifacts/filter", newest)[0]
 
 
 def test_money_ends_cleanly_and_a_raised_limit_buys_the_rest_only(project: Project, endpoint: Endpoint) -> None:
@@ -66,9 +68,9 @@ def test_money_ends_cleanly_and_a_raised_limit_buys_the_rest_only(project: Proje
     bought = len(endpoint.bodies)
     assert 0 < bought < 6 and first.metrics["trajectories"] == bought and first.metrics["unasked"] == 6 - bought
     assert first.metrics["cost"] == pytest.approx(1.01 * bought) and first.metrics["cost"] <= 6.0
-    [table] = shown(project, "generate")
+    table = shown(project, "generate")
     assert "Stopped at the spend limit" in table["description"] and "Accepted: 0 of" in table["description"]
-    [faults] = shown(project, "generate-acceptance")
+    faults = shown(project, "generate-acceptance")
     assert "wrong_answer" in json.dumps(faults["data"]) and f'"answers": {bought}' in json.dumps(json.loads(faults["data"]))
 
     second = generate(100.0)

@@ -12,7 +12,7 @@ from typing import Any
 from parallel_r1 import claims, published
 from parallel_r1.analysis import depth_of_rows
 from parallel_r1.config import ScratchStudent
-from parallel_r1.experiments import RESULTS, Estimate, RowRun, Table as Measured, by_recipe, estimate, gains, means, table
+from parallel_r1.experiments import COSTS, RESULTS, Estimate, RowRun, Table as Measured, by_recipe, estimate, gains, means, measured, table
 from parallel_r1.metrics import holm
 from parallel_r1.report import analysis, numbers
 from parallel_r1.report.claims import claims_table
@@ -207,7 +207,7 @@ def difference(before: Measured, after: Measured) -> Difference | None:
     found = gains(before, after)
     if not found:
         return None
-    value, low, high, p = claims.measured(found)
+    value, low, high, p = measured(found)
     return Difference(value, low, high, means(found), p, sum(len(problems) for sets in found.values() for problems in sets.values()))
 
 
@@ -228,14 +228,16 @@ def differences_table(rows: Rows, compared: Sequence[Comparison]) -> Table:
         body.append(Row(Cell(shown(one.after), f"− {shown(one.before)}"), [*cells, Cell(f"{higher} of {len(overall.by_seed)}")]))
     notes = ["Points of percent with the 95 % interval; ▲ ▼ where it leaves out zero. Problems are paired within a seed. Interval and p: "
              f"{claims.TEST}, as for the claims; Holm: p corrected for the number of rows here."]  # fmt: skip
-    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out.")
+    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out. "
+                 "One seed is tested over its problems alone, and gets no arrow: two trainings differ by more than that.")  # fmt: skip
     return Table("Differences", columns, body, notes)
 
 
 def _points(one: Difference | None, test: str = "") -> Cell:
     if one is None:
         return Cell(NOTHING)
-    tone = "higher" if one.low > 0 else "lower" if one.high < 0 else ""
+    decided = len(one.by_seed) > 1
+    tone = "higher" if decided and one.low > 0 else "lower" if decided and one.high < 0 else ""
     arrow = {"higher": "▲ ", "lower": "▼ ", "": ""}[tone]
     span = f"{signed(one.low * 100)} to {signed(one.high * 100)}"
     return Cell(f"{arrow}{signed(one.value * 100)}", "\n".join(filter(None, (span, test))), tone)
@@ -271,17 +273,16 @@ def seeds_table(rows: Rows) -> Table:
 def by_set_table(rows: Rows) -> Table:
     """Form and cost on every set."""
     shares = {RATIO: "parallel ratio", "valid_ratio": "valid blocks", "truncated_ratio": "truncated"}
-    costs = {"response_tokens": "tokens", "critical_path_tokens": "critical path"}
     body = []
     for recipe, runs in rows.items():
         for name in _sets(rows):
             mine = [run for run in runs if name in _entries(run)]
             cells = [_cell(estimate(table(mine, measure, [name]))) for measure in shares]
-            costly = [estimate(table(mine, measure, [name])) for measure in costs]
+            costly = [estimate(table(mine, measure, [name]), math.inf) for measure in COSTS]
             cells += [Cell(written(one.value), f"{written(one.low)} to {written(one.high)}") for one in costly]
             body.append(Row(Cell(shown(recipe), shown(name)), cells))
     notes = ["Percent, but for tokens: all of a response. Critical path: of each block only its longest path counts."]
-    return Table("Every set on its own", [Cell("recipe, set"), *map(Cell, (*shares.values(), *costs.values()))], body, notes)
+    return Table("Every set on its own", [Cell("recipe, set"), *map(Cell, (*shares.values(), "tokens", "critical path"))], body, notes)
 
 
 def failed_table(failed: Mapping[str, str]) -> Table:
@@ -303,11 +304,11 @@ def _markdown(title: str, lead: Sequence[str], facts: Sequence[tuple[str, str]],
 
 def _results(rows: Rows, compared: Sequence[Comparison], verdicts: Sequence[claims.Verdict]) -> dict[str, Any]:
     """Every number as a row: means over all sets by checkpoint (None: the last one), and by set. None where a number is unknown."""
-    measured = [
-        {"recipe": recipe, "checkpoint": title, "measure": measure, **_plain(estimate(table(runs, measure, title=title)))}
+    by_row = [
+        {"recipe": recipe, "checkpoint": title, "measure": measure, **_plain(estimate(table(runs, measure, title=title), math.inf if measure in COSTS else 1.0))}
         for recipe, runs in rows.items()
         for title in (None, *runs[0].evaluations)
-        for measure in ("mean", "pass@k", RATIO, "valid_ratio", "truncated_ratio", "response_tokens", "critical_path_tokens")
+        for measure in ("mean", "pass@k", RATIO, "valid_ratio", "truncated_ratio", *COSTS)
     ]
     by_set = [
         {"recipe": recipe, "set": name, "measure": "mean", **_plain(estimate(_of_set(runs, name)))} for recipe, runs in rows.items() for name in _sets(rows)
@@ -319,7 +320,7 @@ def _results(rows: Rows, compared: Sequence[Comparison], verdicts: Sequence[clai
     ]
     differences += [{"after": one.after, "before": one.before, "set": None, "measure": RATIO, **_plain(one.ratio)} for one in compared]
     judged = [{"claim": one.claim, "outcome": one.outcome, "sentence": one.sentence} for one in verdicts]
-    return {"rows": measured, "sets": by_set, "differences": differences, "claims": judged}
+    return {"rows": by_row, "sets": by_set, "differences": differences, "claims": judged}
 
 
 def as_text(results: Mapping[str, Any]) -> str:

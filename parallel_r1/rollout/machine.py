@@ -35,8 +35,6 @@ class Request:
     slot: int
     """0 for the main thread and summaries, the 1-based path otherwise; handed back with the completion."""
     token_ids: list[int]
-    prompt_length: int
-    """So many of `token_ids` are the prompt, in which tags are text."""
     max_tokens: int
     stop: tuple[int, ...]
     banned: tuple[int, ...] = ()
@@ -176,7 +174,7 @@ class Rollout:
     def _request(self, slot: int, context: list[int], max_tokens: int, banned: tuple[int, ...] = ()) -> Request:
         self._turn += 1
         digest = hashlib.sha256(f"{self._seed}/{self._turn}/{slot}".encode()).digest()
-        return Request(slot, context, len(self.trajectory.prompt_ids), max_tokens, self._stop, banned, int.from_bytes(digest[:4], "big") >> 1)
+        return Request(slot, context, max_tokens, self._stop, banned, int.from_bytes(digest[:4], "big") >> 1)
 
     def _split(self, completion: Completion) -> tuple[list[int], list[float], int | None]:
         """The tokens before the first stop token, their log-probs, and that stop token."""

@@ -29,7 +29,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from parallel_r1.config import RolloutConfig
-from parallel_r1.rollout import reload, vllm_structured
+from parallel_r1.rollout import VLLM_ENVIRONMENT, reload, vllm_structured
 from parallel_r1.student import BASE_TEMPLATE
 
 HOST = "127.0.0.1"
@@ -97,13 +97,10 @@ def command(checkpoint: Path, config: RolloutConfig, port: int, seed: int = 0) -
 
 def environment(threads: int) -> dict[str, str]:
     """This process's environment, with the settings that have no flag."""
-    return os.environ | {
+    return os.environ | VLLM_ENVIRONMENT | {
         "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": os.environ.get("VLLM_HOST_IP", "127.0.0.1"),  # else vLLM finds its address by a socket to 8.8.8.8
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",
     }
 

@@ -70,12 +70,16 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
+def processes() -> int:
+    """How many processes this program is."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
 def trainer_arguments(
     work: Path, optimizer: OptimizerConfig, steps: int, checkpoint_every: int, seed: int, micro_batch: int, batch: int
 ) -> dict[str, Any]:
     """Arguments that SFTConfig and GRPOConfig share. A batch is micro_batch x processes x accumulated passes, however many processes."""
     on_gpu = torch.cuda.is_available()
-    processes = distributed.get_world_size() if distributed.is_initialized() else 1
     schedule: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
     if optimizer.schedule == "cosine":
         schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": optimizer.min_lr_ratio}}
@@ -83,7 +87,7 @@ def trainer_arguments(
         "output_dir": str(work),
         "max_steps": steps,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // (micro_batch * processes),
+        "gradient_accumulation_steps": batch // (micro_batch * processes()),
         "learning_rate": optimizer.learning_rate,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.beta1,
@@ -134,8 +138,7 @@ class Checkpoints(TrainerCallback):
         launch = getattr(section, "launch", LaunchConfig())
         self._work = job.work
         self._rule = getattr(section, "checkpoints", CheckpointConfig())
-        processes = distributed.get_world_size() if distributed.is_initialized() else 1
-        self._origin = Origin(recipe=identity(section), data=digest(examples), processes=processes, strategy=launch.strategy)
+        self._origin = Origin(recipe=identity(section), data=digest(examples), processes=processes(), strategy=launch.strategy)
 
     def last(self) -> str | None:
         """The newest whole checkpoint, from which this run goes on; what a kill left half-written is removed.
