@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
-.PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
+.PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-orchestrator test-worker test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -23,9 +23,14 @@ help:  ## list the commands
 demo: environments  ## train a small model to think in parallel, end to end; again: everything is cached
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
-test: environments  ## run the tests, in both environments
+test: environments  ## run the tests, those of both environments side by side
+	@$(MAKE) --silent --no-print-directory -j2 --output-sync=line test-orchestrator test-worker
+
+test-orchestrator: environments
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault and not slow"
-	@if [ -d tests/worker ]; then $(WORKER) -m pytest tests/worker -m "not fault"; fi
+
+test-worker: environments
+	@$(WORKER) -m pytest tests/worker -m "not fault"
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault

@@ -61,7 +61,7 @@ def experiments(
     the one thread of its task runner evaluates beside it.
     """
     if chosen := next((one for one in overrides if one.partition("=")[0].strip() == "seed"), None):
-        raise ConfigError(f"override {chosen!r}: experiments give every row its seed, 0 to {seeds - 1}; leave it out, or run one seed by `make demo`")
+        raise ConfigError(f"override {chosen!r}: experiments give every row its seed, 0 to {seeds - 1}; leave it out, or use `make demo`")
     rows = [_Row(config) for seed in range(seeds) for config in _configs(recipes, [*overrides, f"seed={seed}"])]
     if ready:
         rows = [row for row in rows if all(stage.cached for stage in plan(row.config, train))]

@@ -29,8 +29,11 @@ TINY = {
     "generate": {"problems": {"tier1": 1.0}, "count": 150, "teacher": {"type": "scripted"}},
     "sft": {"prompt": "bare", "max_steps": 4, "batch_size": 8, "micro_batch_size": 8, "max_tokens": 512},
     "rl": [],
-    "evaluate": {"samples": 1, "prompt": "bare", "base_prompt": "bare", "rollout": {"max_response_tokens": 64, "max_blocks": 1}},
-}
+    "evaluate": {
+        "samples": 1, "prompt": "bare", "base_prompt": "bare",
+        "rollout": {"engine": "transformers", "max_response_tokens": 64, "max_blocks": 1},
+    },
+}  # fmt: skip
 """The cheapest config in which every stage but rl is real."""
 
 
@@ -143,6 +146,16 @@ def project(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Pro
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, prefect_environment: dict[str, str]) -> Project:
+    """TINY up to the evaluation of its sft checkpoint, for tests that read, or begin with a copy of the store."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.yaml").write_text(json.dumps(TINY))
+    project = Project(folder, folder / "tiny.yaml", {**prefect_environment, "PARALLEL_R1_STATE": str(folder)})
+    project.run("evaluate")
+    return project
 
 
 @pytest.fixture

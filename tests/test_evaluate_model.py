@@ -93,16 +93,16 @@ def without_tags(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_model_without_tags_generates_plainly(project: Project, tmp_path: Path) -> None:
-    project.run("base")
-    [key] = project.keys("base")
+def test_a_model_without_tags_generates_plainly(project: Project, trained: Project, tmp_path: Path) -> None:
+    [key] = trained.keys("base")
     rows = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(3)]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "amc23.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    untagged = without_tags(project.store / "base" / key / "checkpoint", tmp_path / "untagged")
+    untagged = without_tags(trained.store / "base" / key / "checkpoint", tmp_path / "untagged")
     small = ["evaluate.samples=2", "evaluate.rollout.max_response_tokens=64", "evaluate.rollout.engine=transformers"]
     command = [sys.executable, "-m", "flows.evaluate_model", str(untagged), "--benchmarks", "AMC23", "--data", str(tmp_path / "data")]
-    done = subprocess.run([*command, "--set", *small, f"store={project.store}"], cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=300)
+    command += ["--set", *small, f"store={project.store}"]
+    done = subprocess.run(command, cwd=PROJECT, env=project.environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "plain generation without blocks" in done.stdout and "bootstrap best@k" in done.stdout
     [results] = project.store.glob("evaluate/*/results.json")

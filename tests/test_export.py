@@ -20,24 +20,16 @@ from huggingface_hub import ModelCard
 from flows.export import main
 from parallel_r1.config import load
 from parallel_r1.store import Manifest
-from tests.conftest import PROJECT, TINY, Project
+from tests.conftest import PROJECT, Project
 
 WORKER = PROJECT / ".venv" / "worker" / "bin" / "python"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-CHEAP = ("evaluate.rollout.engine=transformers",)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, prefect_environment: dict[str, str]) -> Iterator[Path]:
+def store(trained: Project) -> Path:
     """A store with an sft checkpoint and its evaluation."""
-    folder = tmp_path_factory.mktemp("exporting")
-    recipe = folder / "tiny.yaml"
-    recipe.write_text(json.dumps(TINY))
-    project = Project(folder, recipe, {**prefect_environment, "PARALLEL_R1_STATE": str(folder)})
-    project.run("evaluate", *CHEAP)
-    yield project.store
-    for process in project.started:
-        process.communicate()
+    return trained.store
 
 
 def key_of(store: Path, stage: str) -> str:
@@ -98,9 +90,8 @@ def test_the_programs_of_the_card_run(exported: Path, tmp_path: Path) -> None:
         assert in_worker(file).strip(), "it says something"
 
 
-def test_the_recipe_is_the_run_s(exported: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
-    ours, theirs = load(tmp_path / "tiny.yaml", CHEAP), load(exported / "recipe.yaml")
+def test_the_recipe_is_the_run_s(trained: Project, exported: Path) -> None:
+    ours, theirs = load(trained.recipe), load(exported / "recipe.yaml")
     for part in ("student", "generate", "filter", "sft", "rl", "evaluate", "attention"):
         assert getattr(theirs, part) == getattr(ours, part), part
     assert theirs.prepare.evaluation == ours.prepare.evaluation

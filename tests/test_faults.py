@@ -86,7 +86,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 @pytest.mark.parametrize("stage, long", [("base", LONG_BASE), ("sft", LONG_SFT)])
 def test_kill_9_of_the_program_of_a_training_stage(project: Project, stage: str, long: tuple[str, ...]) -> None:
-    """rl: tests/test_flow_full.py."""
+    """The flow killed in rl: tests/test_flow_full.py."""
     flow = project.start(stage, *long)
     until(lambda: list(project.state.glob(f"work/{stage}/*/work/checkpoint-20/COMPLETE.json")))
     for process in processes(str(project.state), f"parallel_r1.training.{stage}"):
@@ -100,6 +100,21 @@ def test_kill_9_of_the_program_of_a_training_stage(project: Project, stage: str,
     undisturbed.environment["PARALLEL_R1_STATE"] = str(undisturbed.state)
     undisturbed.run(stage, *long)
     assert weights(project.store, stage) == weights(undisturbed.store, stage)
+
+
+def test_kill_9_of_the_flow_in_a_training(project: Project) -> None:
+    flow = project.start("base", *LONG_BASE)
+    until(lambda: list(project.state.glob("work/base/*/work/checkpoint-40/COMPLETE.json")))
+    kill(flow.pid)
+    until(lambda: not processes(str(project.state), "parallel_r1.training"), 20)
+    assert not project.keys("base"), "the stage program ends with the flow"
+    output, errors = project.start("base", *LONG_BASE).communicate(timeout=200)
+    assert "goes on from the checkpoint of step" in output, errors
+    assert outcomes(output) == {"prepare train tier1": "cached", "prepare train tier2": "cached", "base": "built"}
+    [key] = project.keys("base")
+    steps = [json.loads(line)["step"] for line in (project.store / "base" / key / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == 300, "every step once"
+    assert not list(project.state.glob("work/base/*")), "the work folder goes with the commit"
 
 
 TWO = ("launch.processes=2", "sft.micro_batch_size=4", "sft.epochs=9", "sft.max_steps=60", "sft.checkpoint_every=10", *SMALL)
@@ -133,7 +148,7 @@ def test_a_training_goes_on_on_another_machine(project: Project, s3: S3, tmp_pat
 
 
 def test_kill_9_of_vllm_in_an_evaluation(project: Project) -> None:
-    many = ("prepare.evaluation.tier1.count=300", "evaluate.samples=16")
+    many = ("prepare.evaluation.tier1.count=300", "evaluate.samples=16", "evaluate.rollout.engine=vllm")
     flow = project.start("evaluate", *many)
     until(lambda: list(project.state.glob("work/evaluate/*/work/*.jsonl")), 300)
     for process in processes(str(project.state), "parallel_r1.evaluation"):

@@ -15,6 +15,8 @@ from tests.conftest import PROJECT, Outbound, Project, outcomes
 SMOKE = PROJECT / "recipes" / "smoke.yaml"
 STEPS = 4
 KILL_AFTER = 2
+CHEAP = "evaluate.rollout.engine=transformers"
+"""rl samples with vLLM, twice; three evaluations with it would take a minute more (they are in tests/worker/test_evaluation.py)."""
 BEFORE_RL = {"prepare train tier1", "prepare evaluation tier1", "base", "generate", "filter", "sft"}
 
 
@@ -36,11 +38,11 @@ def metrics(project: Project, stage: str) -> list[dict[str, float]]:
 
 def test_the_whole_pipeline_survives_kill_9_inside_rl_and_asks_nobody_outside(project: Project, outbound: Outbound) -> None:
     project.recipe = SMOKE
-    kill_inside_rl(project, project.start("run", **outbound.environment))
+    kill_inside_rl(project, project.start("run", CHEAP, **outbound.environment))
     before = {stage: project.keys(stage) for stage in ("base", "filter", "sft")}
     assert all(len(keys) == 1 for keys in before.values()) and not project.keys("rl")
 
-    flow = project.start("run", **outbound.environment)
+    flow = project.start("run", CHEAP, **outbound.environment)
     output, errors = flow.communicate(timeout=500)
     assert flow.returncode == 0, f"{output}\n{errors}"
     assert {title for title, what in outcomes(output).items() if what == "cached"} >= BEFORE_RL, "earlier stages are not run again"
@@ -51,7 +53,7 @@ def test_the_whole_pipeline_survives_kill_9_inside_rl_and_asks_nobody_outside(pr
     check_what_was_learned(project)
     check_report(project, output)
     check_analysis(project)
-    assert set(project.run("run").values()) == {"cached"}, "a third run finds everything"
+    assert set(project.run("run", CHEAP).values()) == {"cached"}, "a third run finds everything"
     assert outbound.attempts() == [], "every stage ran, and none tried to leave this machine"
 
 
@@ -63,7 +65,7 @@ def check_what_was_learned(project: Project) -> None:
         assert row["rollout_gap/main/max"] < 1e-3, "what is sampled is what is trained"
         assert -1 <= row["reward"] <= 1
     engines = {json.loads(path.read_text())["engine"].split()[0] for path in project.store.glob("evaluate/*/results.json")}
-    assert engines == {"vllm"}
+    assert engines == {"transformers"}
     base = next(sets for sets in map(results_of, project.store.glob("evaluate/*/results.json")) if sets["parallel_ratio"]["value"] == 0)
     assert base["response_tokens"]["value"] > 1, "the base model has never seen a block, and answers without"
 

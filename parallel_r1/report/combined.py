@@ -23,6 +23,7 @@ from parallel_r1.report.tables import Cell, Row, Table, aligned, as_markdown, es
 
 Rows = Mapping[str, Sequence[RowRun]]
 RATIO = "parallel_ratio"
+SHARES = ("mean", "pass@k", RATIO, "valid_ratio", "truncated_ratio")
 
 QUESTIONS = (
     ("sft_seen", "base"),
@@ -92,7 +93,8 @@ def build(experiments: Experiments) -> Report:
         "by_set": by_set_table(rows),
         "failed": failed_table(experiments.failed) if experiments.failed else None,
     }
-    words = {"title": f"{_count(len(rows), 'recipe')}, {_count(len(_seeds(rows)), 'seed')}", "facts": _facts(rows, experiments), "lead": _lead(rows, verdicts)}
+    title = f"{_count(len(rows), 'recipe')}, {_count(len(_seeds(rows)), 'seed')}"
+    words = {"title": title, "facts": _facts(rows, experiments), "lead": _lead(rows, verdicts)}
     figures = {"overview": row_figures.overview(rows), "curves": row_figures.training(rows)}
     html = template("experiments.html.j2").render(**words, **figures, tables=tables)
     return Report(encodable(html), encodable(_markdown(tables=tables, **words)), _results(rows, compared, verdicts))
@@ -110,7 +112,8 @@ def _as_in_the_paper(rows: Rows) -> Rows:
 def _lead(rows: Rows, verdicts: Sequence[claims.Verdict]) -> list[str]:
     """How the claims came out, and what the numbers can carry."""
     counts = {outcome: sum(one.outcome == outcome for one in verdicts) for outcome in ("reproduced", "not reproduced", "undecided")}
-    first = f"Of {_count(len(verdicts), 'claim')} of the paper, {', '.join(f'{count} came out {outcome}' for outcome, count in counts.items())}."
+    came = ", ".join(f"{count} came out {outcome}" for outcome, count in counts.items())
+    first = f"Of {_count(len(verdicts), 'claim')} of the paper, {came}."
     scratch = any(isinstance(run.config.student, ScratchStudent) for runs in rows.values() for run in runs)
     small = "The students are small models made from scratch on procedural problems: this page tests the method's claims at that scale, " \
             "and its levels say nothing about the paper's."  # fmt: skip
@@ -157,7 +160,8 @@ def results_table(rows: Rows) -> Table:
     first = _entries(next(iter(rows.values()))[0])
     sizes = {name: f"{entry['problems']} problems × {entry['samples']}" for name, entry in first.items()}
     columns = [Cell("recipe"), *(Cell(shown(name), sizes.get(name, "")) for name in names)]
-    columns += [Cell("mean", "over sets"), Cell("parallel", "ratio"), Cell("valid", "blocks"), Cell("paper", "mean"), Cell("paper", "ratio")]
+    columns += [Cell("mean", "over sets"), Cell("parallel", "ratio"), Cell("valid", "blocks")]
+    columns += [Cell("paper", "mean"), Cell("paper", "ratio")]
     body = []
     for recipe, runs in rows.items():
         theirs = published.row_of(recipe)
@@ -218,7 +222,8 @@ def _of_set(runs: Sequence[RowRun], name: str) -> Measured:
 def differences_table(rows: Rows, compared: Sequence[Comparison]) -> Table:
     """Points that one row is above another, on the same problems at the same seeds."""
     names = _sets(rows)
-    columns = [Cell("row − row"), Cell("accuracy", "over all sets"), *(Cell(shown(name)) for name in names), Cell("parallel ratio"), Cell("seeds higher")]
+    columns = [Cell("row − row"), Cell("accuracy", "over all sets"), *(Cell(shown(name)) for name in names)]
+    columns += [Cell("parallel ratio"), Cell("seeds higher")]
     body = []
     for one in compared:
         overall = one.accuracy[None]
@@ -228,8 +233,8 @@ def differences_table(rows: Rows, compared: Sequence[Comparison]) -> Table:
         body.append(Row(Cell(shown(one.after), f"− {shown(one.before)}"), [*cells, Cell(f"{higher} of {len(overall.by_seed)}")]))
     notes = ["Points of percent with the 95 % interval; ▲ ▼ where it leaves out zero. Problems are paired within a seed. Interval and p: "
              f"{claims.TEST}, as for the claims; Holm: p corrected for the number of rows here."]  # fmt: skip
-    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out. "
-                 "One seed is tested over its problems alone, and gets no arrow: two trainings differ by more than that.")  # fmt: skip
+    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out.")
+    notes.append("One seed is tested over its problems alone, and gets no arrow: two trainings differ by more than that.")
     return Table("Differences", columns, body, notes)
 
 
@@ -265,9 +270,10 @@ def seeds_table(rows: Rows) -> Table:
     body = []
     for recipe, runs in rows.items():
         accuracy, ratio = means(table(runs)), means(table(runs, RATIO))
-        cells = [Cell(written(accuracy[seed] * 100), f"ratio {written(ratio[seed] * 100)}") if seed in accuracy else Cell(NOTHING) for seed in seeds]
-        body.append(Row(Cell(shown(recipe)), cells))
-    return Table("Every seed", [Cell("recipe"), *(Cell(f"seed {seed}") for seed in seeds)], body, ["Mean@k over all sets, and the parallel ratio, in percent."])
+        measured_at = {seed: Cell(written(accuracy[seed] * 100), f"ratio {written(ratio[seed] * 100)}") for seed in accuracy}
+        body.append(Row(Cell(shown(recipe)), [measured_at.get(seed, Cell(NOTHING)) for seed in seeds]))
+    columns = [Cell("recipe"), *(Cell(f"seed {seed}") for seed in seeds)]
+    return Table("Every seed", columns, body, ["Mean@k over all sets, and the parallel ratio, in percent."])
 
 
 def by_set_table(rows: Rows) -> Table:
@@ -305,13 +311,15 @@ def _markdown(title: str, lead: Sequence[str], facts: Sequence[tuple[str, str]],
 def _results(rows: Rows, compared: Sequence[Comparison], verdicts: Sequence[claims.Verdict]) -> dict[str, Any]:
     """Every number as a row: means over all sets by checkpoint (None: the last one), and by set. None where a number is unknown."""
     by_row = [
-        {"recipe": recipe, "checkpoint": title, "measure": measure, **_plain(estimate(table(runs, measure, title=title), math.inf if measure in COSTS else 1.0))}
+        {"recipe": recipe, "checkpoint": title, "measure": measure, **_plain(estimate(table(runs, measure, title=title), most))}
         for recipe, runs in rows.items()
         for title in (None, *runs[0].evaluations)
-        for measure in ("mean", "pass@k", RATIO, "valid_ratio", "truncated_ratio", *COSTS)
+        for measure, most in (dict.fromkeys(SHARES, 1.0) | dict.fromkeys(COSTS, math.inf)).items()
     ]
     by_set = [
-        {"recipe": recipe, "set": name, "measure": "mean", **_plain(estimate(_of_set(runs, name)))} for recipe, runs in rows.items() for name in _sets(rows)
+        {"recipe": recipe, "set": name, "measure": "mean", **_plain(estimate(_of_set(runs, name)))}
+        for recipe, runs in rows.items()
+        for name in _sets(rows)
     ]
     differences = [
         {"after": one.after, "before": one.before, "set": name, "measure": "mean", **_plain(gain)}
@@ -330,7 +338,8 @@ def as_text(results: Mapping[str, Any]) -> str:
     by_set = {(row["recipe"], row["set"]): row for row in results["sets"]}
     overall = {(row["recipe"], row["measure"]): row for row in results["rows"] if row["checkpoint"] is None}
     columns = [["recipe", *recipes], *([name, *(_short(by_set.get((recipe, name))) for recipe in recipes)] for name in sets)]
-    columns += [[title, *(_short(overall[recipe, measure]) for recipe in recipes)] for title, measure in (("mean", "mean"), ("parallel", RATIO))]
+    for title, measure in (("mean", "mean"), ("parallel", RATIO)):
+        columns.append([title, *(_short(overall[recipe, measure]) for recipe in recipes)])
     judged = [f"{one['outcome']:<16} {one['claim']}" for one in results["claims"]]
     return "\n".join([aligned(columns, max(map(len, columns[0]))), "", *judged])
 

@@ -40,7 +40,8 @@ def training(rows: Mapping[str, Sequence[RowRun]]) -> list[Panel]:
         if seeds:
             ends = [f"{label} ends at {written(float(np.mean([one[metric][-1] for one in seeds])), 1)}" for metric, label, _ in LINES]
             svg = _lines(recipe, seeds, _marks(runs[0]))
-            panels.append(Panel(f"{shown(recipe)}, %", svg, f"{shown(recipe)} over {len(seeds[0]['step'])} steps: {', '.join(ends)} percent.", legend))
+            told = f"{shown(recipe)} over {len(seeds[0]['step'])} steps: {', '.join(ends)} percent."
+            panels.append(Panel(f"{shown(recipe)}, %", svg, told, legend))
     return panels
 
 
@@ -49,7 +50,8 @@ def _curves(run: RowRun) -> dict[str, np.ndarray]:
     logged = [row for folder in run.training.values() for row in read_lines(folder / METRICS)]
     if not logged:
         return {}
-    return {"step": np.arange(1, len(logged) + 1)} | {metric: np.array([100 * number(row.get(metric)) for row in logged]) for metric, _, _ in LINES}
+    curves = {metric: np.array([100 * number(row.get(metric)) for row in logged]) for metric, _, _ in LINES}
+    return {"step": np.arange(1, len(logged) + 1)} | curves
 
 
 def _marks(run: RowRun) -> list[tuple[int, str]]:
@@ -87,7 +89,8 @@ def _dots(title: str, found: Mapping[str, Estimate]) -> str:
     axes.set_position((0.33, 0.35 / height, 0.6, 1 - 0.5 / height))
     for place, one in enumerate(found.values()):
         axes.plot([100 * one.low, 100 * one.high], [place, place], color=COLOURS["line"], lw=5, alpha=0.3, clip_on=False)
-        axes.plot([100 * value for value in one.by_seed.values()], [place] * len(one.by_seed), color=COLOURS["ink"], marker="o", ms=2.5, lw=0, clip_on=False)
+        seeds = [100 * value for value in one.by_seed.values()]
+        axes.plot(seeds, [place] * len(seeds), color=COLOURS["ink"], marker="o", ms=2.5, lw=0, clip_on=False)
         axes.plot([100 * one.value], [place], color=COLOURS["line"], marker="o", ms=6, clip_on=False)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=COLOURS["grid"], lw=0.8)

@@ -196,6 +196,7 @@ def test_a_process_that_stops_answering_ends_the_stage(tmp_path: Path, inputs: d
     assert "Rank 0 was the first to fail" in str(failure) and "Timed out waiting" in str(failure)
 
 
+@FAULT
 def test_a_run_of_another_recipe_refuses_the_checkpoints_that_it_finds(tmp_path: Path, inputs: dict[str, Path]) -> None:
     Program(tmp_path, SFT_MODULE, SFT.model_copy(update={"max_steps": 5}), inputs).run()
     other = Program(tmp_path, SFT_MODULE, SFT.model_copy(update={"max_tokens": 190}), inputs)

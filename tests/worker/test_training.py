@@ -127,6 +127,7 @@ def test_sft_learns_the_form_and_changes_the_weights(tmp_path: Path, tiny: Path,
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text, "tags are plain tokens: they survive every decoding"
 
 
+@pytest.mark.fault
 def test_rl_with_adapters_samples_the_merged_model_and_goes_on_after_kill_9(tmp_path: Path, tiny: Path, inputs: dict[str, Path]) -> None:
     """The gap would show an engine that was given the weights without their adapters, or adapters that a resume lost."""
     optimizer = OPTIMIZER.model_copy(update={"learning_rate": 1e-2})
