@@ -21,6 +21,7 @@ from flows.command_line import carried_out, config_named, parser_of, quiet_serve
 from parallel_r1 import prompts
 from parallel_r1.checkpoints import STAGES
 from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig
+from parallel_r1.jobs import RESULTS
 from parallel_r1.markup import TAGS
 from parallel_r1.store import Store
 
@@ -162,7 +163,6 @@ def _run(options: argparse.Namespace, ui: str) -> int:
 def _print(model: str, ref: ArtifactRef, config: PipelineConfig) -> None:
     from parallel_r1.report import Evaluation, results_table
     from parallel_r1.report.tables import as_markdown, estimators, paper
-    from tasks.evaluate import RESULTS
     from tasks.stage import Run
 
     run = Run.of(config)

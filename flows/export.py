@@ -23,6 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from flows.command_line import config_named, parser_of
 from parallel_r1.config import ConfigError, PipelineConfig
+from parallel_r1.jobs import RESULTS, ROLLOUTS
 from parallel_r1.lineage import Inventory, spelled
 from parallel_r1.provenance import History
 from parallel_r1.report.card import RECIPE_FILE, Facts, Measured, build
@@ -124,8 +125,8 @@ def _ref(store: Store, name: tuple[str, str]) -> ArtifactRef:
 def _measured(store: Store, history: History, cache: Path) -> Measured | None:
     if history.evaluation is None:
         return None
-    found = store.localise(_ref(store, history.evaluation[0]), cache, "results.json", "rollouts.jsonl")
-    return Measured(json.loads((found / "results.json").read_text(encoding="utf-8")), found / "rollouts.jsonl")
+    found = store.localise(_ref(store, history.evaluation[0]), cache, RESULTS, ROLLOUTS)
+    return Measured(json.loads((found / RESULTS).read_text(encoding="utf-8")), found / ROLLOUTS)
 
 
 def _facts(folder: Path, name: str, licence: str | None, config: PipelineConfig, history: History) -> Facts:

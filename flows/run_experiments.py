@@ -22,6 +22,7 @@ from pathlib import Path
 from flows import server
 from flows.command_line import carried_out, config_named, parser_of, quiet_server
 from parallel_r1.config import ConfigError
+from parallel_r1.jobs import RESULTS
 from tasks.places import PROJECT
 
 
@@ -57,7 +58,6 @@ def _run(recipes: list[str], seeds: int, overrides: list[str], ready: bool) -> P
     """The folder of the page, once its table was printed."""
     from flows.experiments import experiments  # imports prefect, which reads its environment then
     from parallel_r1.report.combined import as_text
-    from tasks.evaluate import RESULTS
     from tasks.report import PAGE
     from tasks.stage import Run
 

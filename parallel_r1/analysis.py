@@ -20,9 +20,9 @@ import numpy as np
 
 from parallel_r1.claims import measured
 from parallel_r1.config import AnalysisConfig
-from parallel_r1.experiments import METRICS, ROLLOUTS, RowRun, by_recipe, gains
+from parallel_r1.experiments import RowRun, by_recipe, gains
 from parallel_r1.grading import canonical, extract, grade
-from parallel_r1.jobs import read_lines
+from parallel_r1.jobs import METRICS, ROLLOUTS, read_lines
 from parallel_r1.metrics import RESAMPLES, paired_difference
 
 Row = Mapping[str, Any]

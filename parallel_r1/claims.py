@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parallel_r1 import published
-from parallel_r1.experiments import METRICS, RowRun, Table, by_recipe, gains, measured, table
-from parallel_r1.jobs import read_lines
+from parallel_r1.experiments import RowRun, Table, by_recipe, gains, measured, table
+from parallel_r1.jobs import METRICS, read_lines
 
 SMALLEST = 0.02
 """The smallest difference that counts as one: 2 points."""

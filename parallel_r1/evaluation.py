@@ -25,7 +25,6 @@ from parallel_r1.rollout.machine import Rollout
 from parallel_r1.rollout.records import Studio
 from parallel_r1.training import runs
 
-SHARD = "rollouts.jsonl"
 PROGRESS_EVERY = 20
 MUCH_TRUNCATED = 0.1
 NO_SETS = ("checkpoint", "overlap")
@@ -51,9 +50,9 @@ def main() -> None:
     checkpoint = job.inputs["checkpoint"] / "checkpoint"
     studio = Studio(AutoTokenizer.from_pretrained(checkpoint), config.rollout)
     names = [name for name in job.inputs if name not in NO_SETS]
-    sets = {name: read_problems(job.inputs[name] / "problems.jsonl")[: config.limit] for name in names}
+    sets = {name: read_problems(job.inputs[name] / jobs.PROBLEMS)[: config.limit] for name in names}
 
-    shard = job.work / SHARD
+    shard = job.work / jobs.ROLLOUTS
     done = {(row["set"], row["problem_id"]) for row in _whole_problems(shard, config)}
     pending, too_long = _pending(studio, config, sets, done)
     if done:
@@ -73,8 +72,8 @@ def main() -> None:
     rows = _in_order(_whole_problems(shard, config), sets)
     results = _results(rows, config, job.seed, names, _given_away(job))
     results |= {"engine": engine.name, "prompts_too_long": too_long, "sampled_tokens": sum(row["sampled_tokens"] for row in rows)}
-    jobs.append_lines(job.out / SHARD, rows)
-    (job.out / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+    jobs.append_lines(job.out / jobs.ROLLOUTS, rows)
+    (job.out / jobs.RESULTS).write_text(json.dumps(results, indent=2), encoding="utf-8")
     sampled = sum(row["sampled_tokens"] for row in rows if (row["set"], row["problem_id"]) not in done)
     jobs.finish({**_headline(results), "tokens_per_second": round(sampled / seconds, 1), "prompts_too_long": too_long})
 

@@ -21,12 +21,9 @@ from typing import Any
 import numpy as np
 
 from parallel_r1.config import PipelineConfig
-from parallel_r1.jobs import read_lines
+from parallel_r1.jobs import ROLLOUTS, read_lines
 from parallel_r1.metrics import MEASURES
 
-METRICS = "metrics.jsonl"
-ROLLOUTS = "rollouts.jsonl"
-RESULTS = "results.json"
 COSTS = ("response_tokens", "critical_path_tokens")
 """Measures that are no shares."""
 

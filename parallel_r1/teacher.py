@@ -32,7 +32,6 @@ from parallel_r1.procedural import Numbers, parse
 from parallel_r1.served import Book, Endpoint, TeacherError, ask_all, totals
 from parallel_r1.tables import SourceError, cell, read_file, read_hub
 
-TRAJECTORIES = "trajectories.jsonl"
 """What the stage writes."""
 Progress = Callable[[int, int], None]
 """Called with (finished, of how many)."""

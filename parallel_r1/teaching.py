@@ -12,7 +12,7 @@ from parallel_r1.config import GenerateConfig, RolloutConfig, ServedTeacher
 from parallel_r1.problems import read_problems
 from parallel_r1.rollout.serve import serve
 from parallel_r1.served import Book, Endpoint
-from parallel_r1.teacher import TRAJECTORIES, ask, written_metrics
+from parallel_r1.teacher import ask, written_metrics
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     config = GenerateConfig.model_validate(job.config)
     teacher = config.teacher
     assert isinstance(teacher, ServedTeacher)
-    sets = {name: read_problems(job.inputs[name] / "problems.jsonl") for name in config.problems}
+    sets = {name: read_problems(job.inputs[name] / jobs.PROBLEMS) for name in config.problems}
     room = RolloutConfig(
         max_prompt_tokens=teacher.max_prompt_tokens,
         max_response_tokens=teacher.max_tokens,
@@ -33,7 +33,7 @@ def main() -> None:
         # vLLM's CPU sampler fails on seeds of requests with chunked prefill
         endpoint = Endpoint(f"{server.url}/v1", str(folder), seeded=torch.cuda.is_available(), filed_as="served here")
         rows, metrics = ask(config, endpoint, sets, job.seed, Book(job.work / "answers", "answers"), jobs.report_progress)
-    jobs.append_lines(job.out / TRAJECTORIES, rows)
+    jobs.append_lines(job.out / jobs.TRAJECTORIES, rows)
     jobs.finish(written_metrics(rows) | metrics)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_r1.config import AnalysisConfig
+from parallel_r1.jobs import METRICS, ROLLOUTS
 from parallel_r1.store import ArtifactRef
 from tasks.rollouts import laid_out
 from tasks.show import curves_image, show_image, show_markdown, show_table
@@ -86,7 +87,7 @@ def analyse_run(
     work: Work, config: AnalysisConfig, training: Mapping[str, ArtifactRef], evaluations: Mapping[str, ArtifactRef]
 ) -> Metrics:
     """Follow the blocks over training, and compare their paths with each other and with sequential thinking."""
-    from parallel_r1.analysis import METRICS, ROLLOUTS, analyse  # numpy and more, which a cached run does without
+    from parallel_r1.analysis import analyse  # numpy and more, which a cached run does without
 
     stages = {title: work.read(ref, METRICS, ROLLOUTS) for title, ref in training.items()}
     checkpoints = {label: work.read(ref, ROLLOUTS) for label, ref in evaluations.items()}

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from parallel_r1.config import DecontaminateConfig
 from parallel_r1.decontamination import Copy, find_copies
-from parallel_r1.jobs import append_lines, read_lines
+from parallel_r1.jobs import PROBLEMS, TRAJECTORIES, append_lines, read_lines
 from parallel_r1.problems import read_problems
 from parallel_r1.store import ArtifactRef
-from tasks.generate import TRAJECTORIES
-from tasks.prepare import PROBLEMS
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 

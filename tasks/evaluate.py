@@ -10,13 +10,12 @@ from typing import Any
 
 from parallel_r1 import prompts
 from parallel_r1.config import EvaluateConfig
-from parallel_r1.jobs import read_lines
+from parallel_r1.jobs import RESULTS, ROLLOUTS, read_lines
 from parallel_r1.store import ArtifactRef, Manifest
-from tasks.rollouts import ROLLOUTS, show_rollouts
+from tasks.rollouts import show_rollouts
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 
-RESULTS = "results.json"
 SHOWN_PROBLEMS = 30
 SHARES = ("mean", "pass@k", "maj@k", "best@k", "parallel_ratio", "valid_ratio", "truncated_ratio")
 MUCH_TRUNCATED = 0.1

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from parallel_r1.config import PipelineConfig, Section
 from parallel_r1.experiments import RowRun
+from parallel_r1.jobs import METRICS, RESULTS, ROLLOUTS
 from parallel_r1.report.combined import Experiments, build
 from parallel_r1.store import ArtifactRef
-from tasks.evaluate import RESULTS
-from tasks.report import PAGE, ROLLOUTS, TEXT, show_report
-from tasks.show import METRICS
+from tasks.report import PAGE, TEXT, show_report
 from tasks.stage import Metrics, Work, stage
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from parallel_r1.config import FilterConfig
 from parallel_r1.filtering import select
-from parallel_r1.jobs import append_lines, read_lines
+from parallel_r1.jobs import TRAJECTORIES, append_lines, read_lines
 from parallel_r1.store import ArtifactRef
-from tasks.generate import TRAJECTORIES
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from parallel_r1.config import GenerateConfig, OpenAITeacher, ServedTeacher
-from parallel_r1.jobs import append_lines, read_lines
+from parallel_r1.jobs import PROBLEMS, TRAJECTORIES, append_lines, read_lines
 from parallel_r1.markup import validate
 from parallel_r1.problems import Problem, read_problems
 from parallel_r1.served import Book, Endpoint
 from parallel_r1.store import ArtifactRef
-from parallel_r1.teacher import TRAJECTORIES, ask, generate, written_metrics
-from tasks.prepare import PROBLEMS
+from parallel_r1.teacher import ask, generate, written_metrics
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 

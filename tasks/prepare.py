@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from parallel_r1.config import Source
-from parallel_r1.jobs import append_lines, read_lines
+from parallel_r1.jobs import PROBLEMS, append_lines, read_lines
 from parallel_r1.problems import read_problems, read_source, write_problems
 from parallel_r1.store import ArtifactRef
 from tasks.show import show_table
 from tasks.stage import Metrics, Work, stage
 
-PROBLEMS = "problems.jsonl"
 DROPPED = "dropped.jsonl"
 SHOWN_PROBLEMS = 5
 

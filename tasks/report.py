@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_r1.config import PipelineConfig
+from parallel_r1.jobs import METRICS, RESULTS, ROLLOUTS
 from parallel_r1.store import ArtifactRef
 from tasks.analysis import ANALYSIS
-from tasks.evaluate import RESULTS
-from tasks.show import METRICS, show_markdown
+from tasks.show import show_markdown
 from tasks.stage import Metrics, Work, stage
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 TEXT = "report.md"
 TABLE = "results.txt"
-ROLLOUTS = "rollouts.jsonl"
 TRAINING = ("base", "sft", "rl")
 
 

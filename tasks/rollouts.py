@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_r1.jobs import read_lines
+from parallel_r1.jobs import ROLLOUTS, read_lines
 from parallel_r1.store import ArtifactRef
 from tasks.show import as_text, show_markdown
 
-ROLLOUTS = "rollouts.jsonl"
 SHOWN_EACH = 3
 Row = dict[str, Any]
 

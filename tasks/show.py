@@ -20,11 +20,10 @@ from typing import Any, Literal
 from prefect.artifacts import ImageArtifact, MarkdownArtifact, TableArtifact
 from pydantic import BaseModel
 
-from parallel_r1.jobs import write_durably
+from parallel_r1.jobs import METRICS, write_durably
 from parallel_r1.store import ArtifactRef
 from tasks.progress import slug
 
-METRICS = "metrics.jsonl"
 SHOWN_CURVES = ("loss", "reward", "accuracy", "parallel_ratio", "valid_ratio", "response_tokens", "entropy", "rollout_gap/main/mean")
 CELL_CHARACTERS = 1200
 """Longer texts are cut in tables: the whole one lies in the artifact."""

@@ -12,7 +12,8 @@ from typing import Any
 from parallel_r1 import claims, published
 from parallel_r1.analysis import depth_of_rows
 from parallel_r1.config import ScratchStudent
-from parallel_r1.experiments import COSTS, RESULTS, Estimate, RowRun, Table as Measured, by_recipe, estimate, gains, means, measured, table
+from parallel_r1.experiments import COSTS, Estimate, RowRun, Table as Measured, by_recipe, estimate, gains, means, measured, table
+from parallel_r1.jobs import RESULTS
 from parallel_r1.metrics import holm
 from parallel_r1.report import analysis, numbers
 from parallel_r1.report.claims import claims_table

@@ -9,12 +9,11 @@ from matplotlib import rc_context
 from matplotlib.ticker import MaxNLocator
 
 from parallel_r1.experiments import Estimate, RowRun, estimate, table
-from parallel_r1.jobs import read_lines
+from parallel_r1.jobs import METRICS, read_lines
 from parallel_r1.report.curves import COLOURS, FONT, LITERAL_TEXT, Panel, as_svg, mark_stages, new_axes
 from parallel_r1.report.numbers import number, written
 from parallel_r1.report.rollouts import shown
 
-METRICS = "metrics.jsonl"
 LINES = (("accuracy", "accuracy", "line"), ("parallel_ratio", "parallel ratio", "summary"))
 """Metric of rl, its label, its colour: both in percent, in one panel per recipe."""
 OVERVIEW = (("mean", "accuracy, %"), ("parallel_ratio", "parallel ratio, %"))

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _from_scratch(job: jobs.Job, config: ScratchStudent) -> dict[str, float]:
-    sets = {name: read_problems(job.inputs[name] / "problems.jsonl") for name in config.problems}
+    sets = {name: read_problems(job.inputs[name] / jobs.PROBLEMS) for name in config.problems}
     problems = draw(sets, config.problems, config.examples, job.seed)
     teacher = ScriptedTeacher(schema.ScriptedTeacher())
     rng = random.Random(job.seed)

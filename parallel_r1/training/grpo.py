@@ -36,7 +36,6 @@ from parallel_r1.training import runs
 from parallel_r1.training.pushing import Push
 from parallel_r1.trajectory import Trajectory
 
-SAMPLES_FILE = "rollouts.jsonl"
 SHOWN = ("reward", "accuracy", "parallel_ratio", "valid_ratio", "response_tokens", "loss")
 
 
@@ -65,19 +64,19 @@ def main() -> None:
         settings=config,
         engine=engine,
         studio=studio,
-        samples_path=job.work / SAMPLES_FILE,
+        samples_path=job.work / jobs.ROLLOUTS,
     )
     adapters.show_bias(trainer.model)
     trainer.train(resume_from_checkpoint=checkpoints.last())
     runs.save(trainer, tokenizer, job.out / "checkpoint")
     runs.leave()
     if jobs.is_first():
-        jobs.write_lines(job.out / SAMPLES_FILE, _newest(jobs.read_lines(job.work / SAMPLES_FILE)))
+        jobs.write_lines(job.out / jobs.ROLLOUTS, _newest(jobs.read_lines(job.work / jobs.ROLLOUTS)))
     jobs.finish({**runs.publish(job.work, job.out), "prompts_too_long": too_long})
 
 
 def _problems(job: jobs.Job, config: RlConfig, studio: Studio) -> tuple[list[Problem], int]:
-    sets = {name: read_problems(job.inputs[name] / "problems.jsonl") for name in config.problems}
+    sets = {name: read_problems(job.inputs[name] / jobs.PROBLEMS) for name in config.problems}
     fitting = {name: [p for p in found if studio.prompt_ids(config.prompt, p.problem) is not None] for name, found in sets.items()}
     too_long = sum(map(len, sets.values())) - sum(map(len, fitting.values()))
     return draw(fitting, config.problems, config.steps * config.prompts_per_step, job.seed), too_long

@@ -29,7 +29,6 @@ from parallel_r1.config import CheckpointConfig, LaunchConfig, OptimizerConfig, 
 from parallel_r1.resuming import Mark, Origin, digest
 from parallel_r1.store import identity
 
-METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 TRACKED_AS = "parallel-r1"
 """The project that a tracker files the runs under."""
@@ -182,7 +181,7 @@ class Progress(TrainerCallback):
     """Every log entry goes to metrics.jsonl and to the task; after a resume, entries past the checkpoint are dropped first."""
 
     def __init__(self, work: Path, show: tuple[str, ...]) -> None:
-        self.path = work / METRICS_FILE
+        self.path = work / jobs.METRICS
         self._show = show
         self._started = time.monotonic()
 
@@ -222,9 +221,9 @@ def publish(work: Path, out: Path) -> dict[str, float]:
     last entry, with the speed."""
     if not jobs.is_first():
         return {}
-    logged = jobs.read_lines(work / METRICS_FILE)
+    logged = jobs.read_lines(work / jobs.METRICS)
     rows = [{name: value for name, value in row.items() if name not in CLOCKS} for row in logged]
-    jobs.write_lines(out / METRICS_FILE, rows)
+    jobs.write_lines(out / jobs.METRICS, rows)
     shutil.copytree(work / TENSORBOARD, out / TENSORBOARD, dirs_exist_ok=True)
     last = {name: value for name, value in rows[-1].items() if name != "step"}
     return {**last, "steps": rows[-1]["step"], "peak_memory_gb": peak_memory() / 1e9, **_speed(logged)}

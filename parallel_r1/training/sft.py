@@ -25,7 +25,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
     if config.attention == "structured":
         structure_forward(model, TagIds.from_tokenizer(tokenizer))
-    rows = jobs.read_lines(job.inputs["trajectories"] / "trajectories.jsonl")
+    rows = jobs.read_lines(job.inputs["trajectories"] / jobs.TRAJECTORIES)
     dataset, too_long = supervised.examples(tokenizer, rows, config.prompt, config.max_tokens)
     steps = math.ceil(config.epochs * len(dataset) / config.batch_size)
     steps = min(steps, config.max_steps or steps)

@@ -8,7 +8,7 @@ from typing import Any
 
 from parallel_r1 import jobs
 from parallel_r1.config import EvaluateConfig
-from parallel_r1.evaluation import PROGRESS_EVERY, SHARD
+from parallel_r1.evaluation import PROGRESS_EVERY
 
 from .conftest import ROLLOUT
 from .test_training import events, write_job
@@ -43,7 +43,7 @@ def test_a_killed_evaluation_goes_on_and_finds_the_same_rollouts(tmp_path: Path,
 
     before = list(events("parallel_r1.evaluation", killed, kill_after_step=PROGRESS_EVERY))
     assert before[-1]["event"] == "progress" and before[-1]["step"] < PROBLEMS, "killed at half"
-    shard = tmp_path / "killed" / "work" / SHARD
+    shard = tmp_path / "killed" / "work" / jobs.ROLLOUTS
     kept = rollouts(shard)
     one_of_a_problem = jobs.read_lines(shard)[0] | {"problem_id": "s39", "sample": 0}
     with shard.open("a", encoding="utf-8") as file:
@@ -52,10 +52,10 @@ def test_a_killed_evaluation_goes_on_and_finds_the_same_rollouts(tmp_path: Path,
     after = list(events("parallel_r1.evaluation", killed))
     note = next(event["text"] for event in after if event["event"] == "note" and "goes on" in event["text"])
     assert f"{len(kept) // 2} problems were finished before, {PROBLEMS - len(kept) // 2} are left" in note
-    found, expected = rollouts(tmp_path / "killed" / "out" / SHARD), rollouts(tmp_path / "undisturbed" / "out" / SHARD)
+    found, expected = rollouts(tmp_path / "killed" / "out" / jobs.ROLLOUTS), rollouts(tmp_path / "undisturbed" / "out" / jobs.ROLLOUTS)
     assert found == expected, "a rollout depends on its seed alone, not on its neighbours in a batch"
     assert {key: found[key] for key in kept} == kept, "what was finished was kept, not made again"
     results = [{n: v for n, v in events_[-1]["metrics"].items() if n != "tokens_per_second"} for events_ in (after, whole)]
     assert results[0] == results[1]
-    files = [[(tmp_path / name / "out" / file).read_bytes() for file in ("results.json", SHARD)] for name in ("killed", "undisturbed")]
+    files = [[(tmp_path / name / "out" / file).read_bytes() for file in ("results.json", jobs.ROLLOUTS)] for name in ("killed", "undisturbed")]
     assert files[0] == files[1], "the same artifact, byte by byte"
