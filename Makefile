@@ -11,6 +11,8 @@ ORCHESTRATOR := .venv/orchestrator/bin/python
 WORKER := .venv/worker/bin/python
 export DATA TEACHER
 export OMP_NUM_THREADS ?= 1
+# every stage is a process of its own: compiling torch and vLLM anew in each takes ten seconds
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)

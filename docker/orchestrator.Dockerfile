@@ -6,7 +6,7 @@ FROM ${PYTHON} AS environment
 WORKDIR /opt/parallel-r1
 COPY requirements/orchestrator.txt requirements/
 RUN python3.11 -m venv .venv/orchestrator \
- && .venv/orchestrator/bin/python -m pip install --no-cache-dir --no-compile --no-deps --requirement requirements/orchestrator.txt
+ && .venv/orchestrator/bin/python -m pip install --no-cache-dir --no-deps --requirement requirements/orchestrator.txt
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --create-home parallel \

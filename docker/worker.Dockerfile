@@ -9,14 +9,14 @@ FROM ${PYTHON} AS orchestrator
 WORKDIR /opt/parallel-r1
 COPY requirements/orchestrator.txt requirements/
 RUN python3.11 -m venv .venv/orchestrator \
- && .venv/orchestrator/bin/python -m pip install --no-cache-dir --no-compile --no-deps --requirement requirements/orchestrator.txt
+ && .venv/orchestrator/bin/python -m pip install --no-cache-dir --no-deps --requirement requirements/orchestrator.txt
 
 FROM ${PYTHON} AS worker
 ARG LOCK=gpu
 WORKDIR /opt/parallel-r1
 COPY requirements/worker-${LOCK}.txt requirements/
 RUN python3.11 -m venv .venv/worker \
- && .venv/worker/bin/python -m pip install --no-cache-dir --no-compile --no-deps --requirement "requirements/worker-${LOCK}.txt"
+ && .venv/worker/bin/python -m pip install --no-cache-dir --no-deps --requirement "requirements/worker-${LOCK}.txt"
 
 FROM ${PYTHON} AS python
 
