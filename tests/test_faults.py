@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 SMALL = ("prepare.train.tier1.count=150", "generate.count=100")
 LONG_BASE = ("student.examples=4800", "student.checkpoint_every=20")
-LONG_SFT = ("sft.max_steps=200", "sft.checkpoint_every=20")
+LONG_SFT = ("sft.epochs=30", "sft.max_steps=200", "sft.checkpoint_every=20")
 
 
 def until(condition: object, seconds: float = 120) -> None:
@@ -191,7 +191,7 @@ def test_the_prefect_server_is_killed_and_restarted(tmp_path: Path) -> None:
 
 def test_killed_with_its_worker_a_run_is_marked_crashed_and_the_next_one_goes_on(office: Office) -> None:
     run = office.start("rl/gpu")
-    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-3/COMPLETE.json")), 400, "checkpoint 3 of rl")
+    office.until(lambda: list(office.state.glob("work/rl/*/work/checkpoint-*/COMPLETE.json")), 400, "a checkpoint of rl")
     workers, flows = office.workers("gpu"), office.flow_processes()
     assert workers and flows
     for process in workers:
