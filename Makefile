@@ -26,13 +26,16 @@ demo: environments  ## train a small model to think in parallel, end to end; aga
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
 test: environments  ## run the tests, those of both environments side by side
-	@$(MAKE) --silent --no-print-directory -j2 --output-sync=line test-orchestrator test-worker
+	@$(MAKE) --silent --no-print-directory -j2 test-orchestrator test-worker
 
-test-orchestrator: environments
+test-orchestrator:
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault and not slow"
 
-test-worker: environments
-	@$(WORKER) -m pytest tests/worker -m "not fault"
+# whole at its end: the dots of two would mix
+test-worker:
+	@mkdir -p $(STATE)
+	@$(WORKER) -m pytest tests/worker -m "not fault" > $(STATE)/worker-tests.log 2>&1; code=$$?; \
+	  printf '\nThe worker environment:\n'; cat $(STATE)/worker-tests.log; exit $$code
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault

@@ -197,10 +197,12 @@ def test_values_at_points(one: str, other: str, expected: bool | None, reason: s
 def test_values_never_contradict_math_verify_on_real_golds() -> None:
     """All expressions among the golds of MATH-500, against themselves and each other: over 100 are decided, each as math-verify does."""
     golds = sorted({row["answer"] for row in rows("math500.jsonl") if not row["answer"].strip("-").isdigit()})
+    if not golds:
+        pytest.skip("no shared data")
     rng = random.Random(0)
-    pairs = [(gold, gold.replace(" ", "")) for gold in golds] + [(rng.choice(golds), rng.choice(golds)) for _ in range(100 * bool(golds))]
+    pairs = [(gold, gold.replace(" ", "")) for gold in golds] + [(rng.choice(golds), rng.choice(golds)) for _ in range(100)]
     decided = [(one, other, verdict) for one, other in pairs if (verdict := same_value(one, other)) is not None]
-    assert len(decided) > 100 * bool(golds)
+    assert len(decided) > 100
     assert [pair for *pair, verdict in decided if symbolic.equal(*pair) != verdict] == []
 
 
