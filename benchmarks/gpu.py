@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="what the section is appended to")
     options = parser.parse_args()
     machine = this_machine()
-    command = f"`make bench-gpu SET=\"{' '.join(options.overrides)}\"`"
+    command = f'`make bench-gpu SET="{" ".join(options.overrides)}"`'
     _append(options.page, [f"## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {_machine(machine)}", "", command])
     for attention in ATTENTIONS:
         root = state_folder() / "bench-gpu" / attention

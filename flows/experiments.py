@@ -1,6 +1,6 @@
 """Rows of a results table, each a recipe at several seeds, and one page about all of them.
 
-What rows share is built once, as everything is found by its key. A rerun goes on where it stopped. A row that fails doesn't stop the others:
+What rows share is built once, as everything is found by its key. A rerun goes on where it stopped. A row that fails stops no other:
 the page says why it is missing, and the flow fails once the page is there.
 """
 
@@ -82,8 +82,8 @@ def _configs(recipes: Sequence[str], overrides: list[str]) -> list[PipelineConfi
     configs = [load(PROJECT / recipe, overrides) for recipe in recipes]
     names = [config.name for config in configs]
     if doubled := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"{' and '.join(recipe for recipe, name in zip(recipes, names, strict=True) if name == doubled)}: both are called "
-                          f"{doubled!r}; a row is known by its recipe's name, so give each its own")  # fmt: skip
+        twins = " and ".join(recipe for recipe, name in zip(recipes, names, strict=True) if name == doubled)
+        raise ConfigError(f"{twins}: both are called {doubled!r}; a row is known by its recipe's name, so give each its own")
     return configs
 
 

@@ -71,7 +71,7 @@ def _to_folder(store: Store, history: History, config: PipelineConfig, target: P
         write(store, history, config, written, target.name, licence)
         shutil.rmtree(target, ignore_errors=True)
         written.replace(target)
-    print(f"{spelled(history.name)} is in {target}: read {target / CARD}\nAsk it:  make ask MODEL={target} PROBLEM=\"...\"")
+    print(f'{spelled(history.name)} is in {target}: read {target / CARD}\nAsk it:  make ask MODEL={target} PROBLEM="..."')
 
 
 def _refuse_what_is_there(target: Path, overwrite: bool) -> None:

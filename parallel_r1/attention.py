@@ -182,7 +182,7 @@ class ScoringInputs:
     length: int
 
     def gather_back(self, values: Tensor) -> Tensor:
-        """Per-token values of all columns, (batch, columns), as those of the plain sequence, (batch, length): copies replace their originals."""
+        """Per-token values of all columns, (batch, columns), as those of the plain sequence, (batch, length): copies replace originals."""
         plain, copies = values[:, : self.length], values[:, self.length :]
         rows = torch.arange(len(values), device=values.device)[:, None].expand_as(self.copied)
         return plain.index_put((rows[self.is_copy], self.copied[self.is_copy]), copies[self.is_copy])

@@ -58,7 +58,7 @@ def _newest(store: Store) -> Manifest:
     for stage in STAGES:
         if manifests := [manifest for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]:
             return max(manifests, key=lambda manifest: manifest.committed_at)
-    raise NotFound(f"{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET=\"store=...\" say which store is meant")
+    raise NotFound(f'{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET="store=..." say which store is meant')
 
 
 def _by_key(store: Store, prefix: str) -> Manifest:

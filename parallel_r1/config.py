@@ -1,6 +1,6 @@
 """The schema of a run: one class per stage; the defaults are the paper's values (arXiv 2509.07980), each field names its source.
 
-`load(path, overrides)` reads a YAML file that holds only what differs from these defaults, or from the file that it `extends`; `rl_defaults`
+`load(path, overrides)` reads a YAML file that holds what differs from these defaults, or from the file that it `extends`; `rl_defaults`
 holds what all of its rl stages share. `${NAME}` in a value is replaced from the environment. Whatever is wrong with a file is raised as one
 `ConfigError` that names the file, the field, the value and the way out.
 """
@@ -296,7 +296,7 @@ class AskedTeacher(Section):
 
     prompt: TeacherPrompt = Field(
         "teacher",
-        description="teacher: asks a strong model for the form, zero-shot (paper section 3.1); or a student's prompt, for a teacher that knows "
+        description="teacher: asks a strong model for the form, zero-shot (paper section 3.1); or a student's prompt, if a teacher knows "
         "the form: bare, plain, parallel, a file, rows",
         json_schema_extra=IN_KEY_WHEN_SET,
     )
@@ -306,7 +306,9 @@ class AskedTeacher(Section):
         1, ge=1, le=64, description="answers per request; the first that is accepted is kept (paper: 1)", json_schema_extra=IN_KEY_WHEN_SET
     )
     attempts: int = Field(
-        1, ge=1, description="requests per problem, until an answer is well-formed and right; the last stays if none is (paper: 1)",
+        1,
+        ge=1,
+        description="requests per problem, until an answer is well-formed and right; the last stays if none is (paper: 1)",
         json_schema_extra=IN_KEY_WHEN_SET,
     )
     concurrency: int = Field(64, ge=1, description="requests in flight", json_schema_extra=NOT_IN_KEY)
@@ -328,7 +330,9 @@ class OpenAITeacher(AskedTeacher):
     prompt_price: float = Field(0.0, ge=0, description="price of a million prompt tokens, any currency", json_schema_extra=IN_KEY_WHEN_SET)
     completion_price: float = Field(0.0, ge=0, description="price of a million answer tokens", json_schema_extra=IN_KEY_WHEN_SET)
     max_cost: float | None = Field(
-        None, gt=0, description="asks no more before new answers cost more than that; what was bought is kept",
+        None,
+        gt=0,
+        description="asks no more before new answers cost more than that; what was bought is kept",
         json_schema_extra=IN_KEY_WHEN_SET,
     )
 
@@ -354,7 +358,9 @@ Teacher = Annotated[ScriptedTeacher | FilesTeacher | HubTeacher | OpenAITeacher 
 class GenerateConfig(Section):
     """The teacher writes one trajectory per problem (paper section 3.1)."""
 
-    problems: Mixture = Field(default_factory=lambda: {"gsm8k": 1.0}, description="training sets and their weights; unused by files and hub")
+    problems: Mixture = Field(
+        default_factory=lambda: {"gsm8k": 1.0}, description="training sets and their weights; unused by files and hub"
+    )
     count: int | None = Field(None, ge=1, description="problems to draw; every problem of the sets when left out (paper: 7,473)")
     teacher: Teacher = Field(default_factory=OpenAITeacher, description="who writes")
 
@@ -406,7 +412,7 @@ class CheckpointConfig(Section):
     best: Literal["highest", "lowest"] = Field("highest", description="which value of keep_best is the best")
     upload: Literal["remote", "always", "never"] = Field(
         "remote",
-        description="copies in the store, made while training goes on, for a run that goes on elsewhere: where the store is remote, always, "
+        description="copies in the store, made while training goes on, to go on elsewhere: where the store is remote, always, "
         "or never. Those of keep_every and keep_best stay there when the stage is done",
     )
 
@@ -428,7 +434,9 @@ LORA = "train low-rank adapters and merge them at the end of the stage; null: tr
 
 Attention = Literal["causal", "structured"]
 LAUNCH = "processes of this stage; what is left out is as in `launch` at the top of the file"
-ATTENTION = "causal (Seen): a plain model; structured (Unseen): paths can't see each other and share positions. Set it at the top of the file"
+ATTENTION = (
+    "causal (Seen): a plain model; structured (Unseen): paths can't see each other and share positions. Set it at the top of the file"
+)
 
 
 class SftConfig(Section):
@@ -460,10 +468,12 @@ class RolloutConfig(Section):
 
     attention: Attention = Field("causal", description=ATTENTION)
     engine: Engine = Field(
-        "auto", description="auto takes vLLM where it is installed; http: servers that run already, named in endpoints; the result says which it took"
+        "auto",
+        description="auto takes vLLM where it is installed; http: servers that run already, named in endpoints; the result names it",
     )
     endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]] = Field(
-        default_factory=list, description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each runs max_in_flight requests at once",
+        default_factory=list,
+        description="of engine http: vLLM servers, such as http://127.0.0.1:8000; each runs max_in_flight requests at once",
         json_schema_extra=NOT_IN_KEY,
     )
     push: Literal["auto", "nccl", "disk"] = Field(
@@ -475,7 +485,9 @@ class RolloutConfig(Section):
     max_blocks: int = Field(4, ge=0, description="blocks per response; the main thread still finishes after the last one")
     max_prompt_tokens: int = Field(2000, ge=1, description="longer prompts are left out and counted; paper: 2000")
     max_response_tokens: int = Field(3000, ge=16, description="all tokens of a response: main, paths, summaries and tags; paper: 3000")
-    max_path_tokens: int | None = Field(None, ge=2, description="tokens of one path; when left out, an equal share of what the response still allows")
+    max_path_tokens: int | None = Field(
+        None, ge=2, description="tokens of one path; when left out, an equal share of what the response still allows"
+    )
     max_summary_tokens: int = Field(512, ge=2, description="tokens of one summary")
     temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature; paper: 1.0")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; paper: 1.0")
@@ -508,9 +520,7 @@ class RlConfig(Section):
     prompts_per_step: int = Field(512, ge=1, description="problems per step; paper: 1024 easy, 512 hard")
     rollouts_per_prompt: int = Field(8, ge=2, description="GRPO group size; paper: 5 easy, 8 hard")
     micro_batch_size: int = Field(8, ge=1, description="rollouts per forward pass")
-    optimizer: OptimizerConfig = Field(
-        default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule="constant", warmup_ratio=0)
-    )
+    optimizer: OptimizerConfig = Field(default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule="constant", warmup_ratio=0))
     lora: LoraConfig | None = Field(None, description=LORA, json_schema_extra=IN_KEY_WHEN_SET)
     clip_low: float = Field(0.2, gt=0, lt=1, description="ratio clip below; paper: 0.2")
     clip_high: float = Field(0.2, gt=0, description="ratio clip above; paper: 0.2, the S2 script 0.28")
@@ -521,10 +531,13 @@ class RlConfig(Section):
         "token: the sampler's log-probs are the old policy, with the ratio clip per token, for engines of lower precision",
     )
     scoring: Literal["exact", "published"] = Field(
-        "exact", description="exact: paths >= 2 in the context in which they were sampled; published: in the joined sequence (released code)"
+        "exact",
+        description="exact: paths >= 2 in the context in which they were sampled; published: in the joined sequence (released code)",
     )
     max_rollout_gap: float | None = Field(
-        None, gt=0, description="bound on |log p_train - log p_sampled| at the first step; when left out, 1e-3 in float32 and 0.5 in bfloat16",
+        None,
+        gt=0,
+        description="bound on |log p_train - log p_sampled| at the first step; when left out, 1e-3 in float32 and 0.5 in bfloat16",
         json_schema_extra=NOT_IN_KEY,
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -541,7 +554,7 @@ class RlConfig(Section):
     def _samples_from_the_policy(self) -> RlConfig:
         if self.rollout.temperature != 1 or self.rollout.top_p != 1:
             raise ValueError(
-                f"rollout.temperature {self.rollout.temperature}, rollout.top_p {self.rollout.top_p}: rl trains the distribution that it samples, "
+                f"rollout.temperature {self.rollout.temperature}, rollout.top_p {self.rollout.top_p}: rl trains what it samples, "
                 "and the sampler's log-probs are those of temperature 1 and top_p 1 (paper: both 1); set both to 1"
             )
         if self.lora and self.lora.dropout:
@@ -553,7 +566,9 @@ def _check_micro_batch(section: Any, batch: int) -> Any:
     if batch % section.micro_batch_size:
         raise ValueError(f"micro_batch_size {section.micro_batch_size} does not divide the batch of {batch}")
     if section.lora and section.launch.strategy == "zero3" and section.launch.processes > 1:
-        raise ValueError("launch.strategy zero3 splits adapters, which can't be merged then; set launch.strategy: fsdp2 or ddp, or lora: null")
+        raise ValueError(
+            "launch.strategy zero3 splits adapters, which can't be merged then; set launch.strategy: fsdp2 or ddp, or lora: null"
+        )
     micro, processes = section.micro_batch_size, section.launch.processes
     if batch % (micro * processes):
         fitting = [size for size in range(1, micro) if batch % (size * processes) == 0]
@@ -576,7 +591,8 @@ class EvaluateConfig(Section):
     prompt: Prompt = Field("parallel", description=PROMPT)
     base_prompt: Prompt = Field("plain", description="prompt of the base model, which has never seen a block")
     other_prompt: bool = Field(
-        False, description="measure checkpoints with another prompt than they were trained with: refused unless set",
+        False,
+        description="measure checkpoints with another prompt than they were trained with: refused unless set",
         json_schema_extra=NOT_IN_KEY,
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -592,7 +608,9 @@ class EvaluateConfig(Section):
 class AnalysisConfig(Section):
     """What the blocks of a run are good for (paper section 5)."""
 
-    windows: int = Field(12, ge=2, le=100, description="points of a curve over all rl steps; each has an interval over its steps, at least 3")
+    windows: int = Field(
+        12, ge=2, le=100, description="points of a curve over all rl steps; each has an interval over its steps, at least 3"
+    )
     samples: int = Field(2, ge=0, description="rollouts of the first and of the last step of each rl stage, side by side")
 
 
@@ -605,13 +623,18 @@ class ReportConfig(Section):
 class MachineConfig(Section):
     """The machine that `make plan` reckons with; when the section is left out, the one it runs on."""
 
-    gpu: Literal["A100", "H100", "H200", "B200", "L40S"] | None = Field(None, description="a known GPU: fills what of memory and speeds is left out")
+    gpu: Literal["A100", "H100", "H200", "B200", "L40S"] | None = Field(
+        None, description="a known GPU: fills what of memory and speeds is left out"
+    )
     gpus: int = Field(1, ge=0, description="GPUs in all; 0: the CPU")
     memory_gb: float | None = Field(None, gt=0, description="memory of one GPU, or of the CPU, in 10^9 bytes")
     tflops: float | None = Field(None, gt=0, description="peak of one GPU in dense bfloat16, in TFLOP/s; without it no hours")
     bandwidth_tb: float | None = Field(None, gt=0, description="speed of a GPU's memory in TB/s; without it no hours for sampling")
     mfu: float = Field(
-        0.15, gt=0, le=1, description="share of the peak that training reaches; assumed: stock transformers was measured at 0.12 and 0.17 (docs/gpu.md)"
+        0.15,
+        gt=0,
+        le=1,
+        description="share of the peak that training reaches; assumed: stock transformers was measured at 0.12 and 0.17 (docs/gpu.md)",
     )
     price_per_hour: float = Field(0.0, ge=0, description="price of one GPU, or of the CPU machine, for an hour, in any currency")
 
@@ -626,7 +649,9 @@ class Resources(Section):
     threads: int = Field(1, ge=1, description="CPU threads of a stage process")
     processes: int = Field(2, ge=1, le=2, description="stage processes at once: 2 measures one checkpoint while the next is trained")
     hang_minutes: float = Field(10, gt=0, description="a stage process that prints nothing for so long has failed")
-    tracking: Tracking = Field("none", description="where training curves go beside TensorBoard files: trackio (local) or wandb (sends them)")
+    tracking: Tracking = Field(
+        "none", description="where training curves go beside TensorBoard files: trackio (local) or wandb (sends them)"
+    )
 
 
 class PipelineConfig(Section):
@@ -634,7 +659,9 @@ class PipelineConfig(Section):
 
     name: str = Field("parallel_r1", pattern=r"^[A-Za-z0-9_.-]+$", description="what the run is called in tables and in the UI")
     seed: int = Field(0, ge=0, description="seeds every stage")
-    attention: Attention = Field("causal", description="of every stage: causal (the paper's Seen) or structured (Unseen); paper section 3.2")
+    attention: Attention = Field(
+        "causal", description="of every stage: causal (the paper's Seen) or structured (Unseen); paper section 3.2"
+    )
     store: str = Field(
         ".state/artifacts", description="where artifacts are kept: a folder or s3://bucket/prefix", json_schema_extra=NOT_IN_KEY
     )
@@ -649,7 +676,9 @@ class PipelineConfig(Section):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     analysis: AnalysisConfig = Field(default_factory=AnalysisConfig)
     report: ReportConfig = Field(default_factory=ReportConfig)
-    machine: MachineConfig | None = Field(None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY)
+    machine: MachineConfig | None = Field(
+        None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -692,7 +721,9 @@ class PipelineConfig(Section):
         parts = {"sft": self.sft, "evaluate.rollout": self.evaluate.rollout} | {f"rl.{i}.rollout": s.rollout for i, s in enumerate(self.rl)}
         for field, section in parts.items():
             if section is not None and section.attention != self.attention:
-                raise ValueError(f"{field}.attention = {section.attention!r}, but attention = {self.attention!r}: set `attention` at the top")
+                raise ValueError(
+                    f"{field}.attention = {section.attention!r}, but attention = {self.attention!r}: set `attention` at the top"
+                )
         return self
 
     @model_validator(mode="after")
@@ -766,7 +797,7 @@ EXTENDS = "extends"
 
 
 RL_DEFAULTS = "rl_defaults"
-"""Top-level key of a file: what every entry of its `rl` says unless it says otherwise. Lists are replaced as a whole by the file that extends
+"""Top-level key of a file: what every entry of its `rl` says unless it says otherwise. Lists are replaced whole by the file that extends
 another, so what all stages of all recipes share stands here."""
 
 

@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 
 
 def path_similarity(blocks: Sequence[Sequence[str]]) -> float:
-    """Mean pairwise sentence BLEU of the paths within each block, 0..1: each path against each other one of its block; 0 without a block."""
+    """Mean pairwise sentence BLEU of the paths within each block, 0..1: each path against the others of its block; 0 without a block."""
     pairs = [pair for paths in blocks for pair in permutations(paths, 2)]
     return fmean(_bleu(*pair) for pair in pairs) if pairs else 0.0
 

@@ -88,7 +88,9 @@ def _whole_problems(shard: Path, config: EvaluateConfig) -> list[dict[str, Any]]
     return rows
 
 
-def _pending(studio: Studio, config: EvaluateConfig, sets: dict[str, list[Problem]], done: set[tuple[str, str]]) -> tuple[list[_Pending], int]:
+def _pending(
+    studio: Studio, config: EvaluateConfig, sets: dict[str, list[Problem]], done: set[tuple[str, str]]
+) -> tuple[list[_Pending], int]:
     pending, too_long = [], 0
     for name, problems in sets.items():
         for problem in problems:

@@ -1,7 +1,7 @@
 """What the student is asked: the problem alone, plainly, or with an explanation of parallel thinking (paper, appendix; our own words).
 
 A published checkpoint was trained with a wording of its own. It is read from a file, or recovered from the rows of the data set that it
-was trained on, by taking the problem out of the prompt. A prompt's `fingerprint` stands in the manifest of every checkpoint trained with it.
+was trained on, by taking the problem out of the prompt. A prompt's `fingerprint` stands in the manifest of each checkpoint trained with it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def _from_rows(prompt: RowsPrompt) -> str:
         return next(iter(found))
     if not found:
         raise SourceError(f"prompt {prompt.path}: in no row does {prompt.prompt_column} hold the text of {prompt.problem_column}")
-    raise SourceError(f"prompt {prompt.path}: {len(found)} different wordings, such as in rows {list(found.values())[:3]}: they must be one")
+    raise SourceError(
+        f"prompt {prompt.path}: {len(found)} different wordings, such as in rows {list(found.values())[:3]}: they must be one"
+    )
 
 
 def encode(tokenizer: Any, prompt: str) -> list[int]:

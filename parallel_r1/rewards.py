@@ -1,6 +1,6 @@
 """What a rollout is worth (paper section 3.4; method.md section 5).
 
-Each reward is a plain function of what the rollout came to; its table of cases in tests/test_rewards.py is its specification. Two rules hold
+A reward is a plain function of what the rollout came to; its table of cases in tests/test_rewards.py is its specification. Two rules hold
 for all of them: a right answer never loses to a wrong one through a bonus, and a degenerate one (faulty markup, copied paths, the same
 block again and again) never wins over an honest one. The step comes from the trainer's state, so a resumed run stays in phase.
 """
@@ -56,7 +56,7 @@ def accuracy_and_parallel(outcome: Outcome) -> float:
 
 
 def emphasis(outcome: Outcome) -> float:
-    """1.2 for a right answer that thought in parallel, 1 for one without a block, -1 for wrong ones. A right answer with a faulty block counts
+    """1.2 for a right answer that thought in parallel, 1 for one without block, -1 for wrong ones. A right one with a faulty block counts
     as wrong, as in the released code."""
     if not outcome.correct or outcome.malformed:
         return -1.0

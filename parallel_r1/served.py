@@ -351,7 +351,9 @@ class _Asker:
             raise TeacherError(f"{self._url}: the answer isn't a chat completion: {json.dumps(answer)[:500]}") from None
         prompt, completion = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         if not (prompt and completion) and (self._endpoint.prompt_price or self._endpoint.completion_price):
-            raise TeacherError(f"{self._url}: answers don't say how many tokens they took (`usage`): they can't be priced; set the prices to 0")
+            raise TeacherError(
+                f"{self._url}: answers don't say how many tokens they took (`usage`): they can't be priced; set the prices to 0"
+            )
         return Reply(texts, prompt, completion, self._endpoint.cost(prompt, completion))
 
 

@@ -109,11 +109,7 @@ def identity(section: Any) -> Any:
     """
     if isinstance(section, BaseModel):
         fields = type(section).model_fields
-        return {
-            name: _field_identity(name, value, fields[name].metadata)
-            for name, value in section
-            if not _left_out(fields[name], value)
-        }
+        return {name: _field_identity(name, value, fields[name].metadata) for name, value in section if not _left_out(fields[name], value)}
     if isinstance(section, Mapping):
         return {str(name): identity(value) for name, value in section.items()}
     if isinstance(section, list | tuple):

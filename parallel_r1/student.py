@@ -1,7 +1,7 @@
 """The student before its cold start: a small Qwen3 made from scratch, or any causal checkpoint, with the six tags as single tokens.
 
 Tags are added with `special_tokens=False`: marked special, they would vanish from every decoded text, and rewards and evaluators would see
-no blocks (the most reported fault of the released code). Each tag's row starts from its own value: identical rows hardly learn (method.md 4).
+no blocks (the released code's most reported fault). Each tag's row starts from its own value: identical rows hardly learn (method.md 4).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ BASE_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with single digits, trained on `texts`, with the six tags added. Any text can be encoded, byte by byte if need be."""
+    """A byte-level BPE with single digits, trained on `texts`, with the six tags added. Any text can be encoded, by bytes if need be."""
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[PAD, EOS], show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -56,7 +58,9 @@ def add_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Make every tag one plain token; gives those that were new. Raises ValueError where the tokenizer has one as a special token."""
     special = [tag for tag in TAGS if tag in tokenizer.all_special_tokens]
     if special:
-        raise ValueError(f"tokenizer: {', '.join(special)} are special tokens and would vanish from decoded texts; use a tokenizer without them")
+        raise ValueError(
+            f"tokenizer: {', '.join(special)} are special tokens and would vanish from decoded texts; use a tokenizer without them"
+        )
     new = [tag for tag in TAGS if tag not in tokenizer.get_vocab()]
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in new], special_tokens=False)
     return new

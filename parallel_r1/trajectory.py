@@ -38,7 +38,9 @@ class Trajectory:
     spans: list[Span] = field(default_factory=list)
     finish: Finish = "length"
 
-    def append(self, kind: SpanKind, ids: list[int], logprobs: list[float] | None, block: int | None = None, path: int | None = None) -> None:
+    def append(
+        self, kind: SpanKind, ids: list[int], logprobs: list[float] | None, block: int | None = None, path: int | None = None
+    ) -> None:
         """Add tokens to the end; without log-probs they are forced. Joins the last span where it is of the same part."""
         if not ids:
             return

@@ -83,9 +83,7 @@ def _samples(stages: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]) -> It
 
 
 @stage("analysis", version=1, show=show_analysis)
-def analyse_run(
-    work: Work, config: AnalysisConfig, training: Mapping[str, ArtifactRef], evaluations: Mapping[str, ArtifactRef]
-) -> Metrics:
+def analyse_run(work: Work, config: AnalysisConfig, training: Mapping[str, ArtifactRef], evaluations: Mapping[str, ArtifactRef]) -> Metrics:
     """Follow the blocks over training, and compare their paths with each other and with sequential thinking."""
     from parallel_r1.analysis import analyse  # numpy and more, which a cached run does without
 

@@ -43,9 +43,7 @@ class FlockManager(LockManager):
             return None
         return descriptor
 
-    def acquire_lock(
-        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
-    ) -> bool:
+    def acquire_lock(self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None) -> bool:
         """Take the lock, waiting for at most `acquire_timeout` seconds. `hold_timeout` is not kept: a lock lasts as long as its holder."""
         deadline = None if acquire_timeout is None else time.monotonic() + acquire_timeout
         while not self.is_lock_holder(key, holder):
@@ -58,9 +56,7 @@ class FlockManager(LockManager):
                 time.sleep(POLL_SECONDS)
         return True
 
-    async def aacquire_lock(
-        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
-    ) -> bool:
+    async def aacquire_lock(self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None) -> bool:
         """`acquire_lock` in a thread."""
         return await asyncio.to_thread(self.acquire_lock, key, holder, acquire_timeout, hold_timeout)
 

@@ -77,9 +77,7 @@ def main() -> None:
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
-    command = subprocess.Popen(
-        sys.argv[2:], start_new_session=True, preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    )
+    command = subprocess.Popen(sys.argv[2:], start_new_session=True, preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     while command.poll() is None and not stop:
         if select.select([lifeline], [], [], POLL_SECONDS)[0]:
             stop.append(signal.SIGTERM)

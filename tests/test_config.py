@@ -26,7 +26,12 @@ def test_defaults_are_the_papers() -> None:
     assert (paper.sft.batch_size, paper.sft.optimizer.learning_rate, paper.sft.epochs) == (128, 1e-5, 1)
     hard = paper.rl[0]
     assert (hard.prompts_per_step, hard.rollouts_per_prompt, hard.steps, hard.optimizer.learning_rate) == (512, 8, 300, 1e-6)
-    assert (hard.rollout.num_paths, hard.rollout.max_blocks, hard.rollout.max_response_tokens, hard.rollout.temperature) == (2, 4, 3000, 1.0)
+    assert (hard.rollout.num_paths, hard.rollout.max_blocks, hard.rollout.max_response_tokens, hard.rollout.temperature) == (
+        2,
+        4,
+        3000,
+        1.0,
+    )
     assert (hard.clip_low, hard.clip_high, hard.kl_coefficient) == (0.2, 0.2, 0)
     assert [paper.evaluate.samples_of(name) for name in ("AIME25", "MATH")] == [16, 1]
 
@@ -51,7 +56,11 @@ def test_every_field_says_what_it_is(section: type[config.Section]) -> None:
     [
         ("rl.0.stepz=5", ["pipeline_config.yaml", "rl.0.stepz", "unknown key", "steps"], "an unknown key names the known ones"),
         ("rl.0.steps=many", ["rl.0.steps = 'many'", "integer"], "a wrong type names field and value"),
-        ("rl.0.rollout.num_paths=1", ["rl.0.rollout.num_paths = 1", "greater than or equal to 2", "max_blocks: 0"], "a bound, and the way out"),
+        (
+            "rl.0.rollout.num_paths=1",
+            ["rl.0.rollout.num_paths = 1", "greater than or equal to 2", "max_blocks: 0"],
+            "a bound, and the way out",
+        ),
         ("student.head_dim=24", ["student.head_dim = 24", "32, 64 or 128"], "what is allowed"),
         ("sft.micro_batch_size=5", ["sft", "does not divide the batch of 16"], "a check across fields"),
         ("sft.launch.processes=2", ["sft", "16 x launch.processes 2 does not divide", "micro_batch_size: 8"], "a share for each"),
@@ -137,7 +146,9 @@ def test_the_unseen_demo_is_the_demo_with_another_attention() -> None:
     parts = (unseen.sft, unseen.evaluate.rollout, *(stage.rollout for stage in unseen.rl))
     assert {part.attention for part in parts} == {"structured"}
     assert load(ROOT / "pipeline_config.yaml", ["attention=structured", "name=demo_unseen"]) == unseen
-    assert (seen.prepare, seen.student, seen.generate, seen.filter) == (unseen.prepare, unseen.student, unseen.generate, unseen.filter), "shared"
+    assert (seen.prepare, seen.student, seen.generate, seen.filter) == (unseen.prepare, unseen.student, unseen.generate, unseen.filter), (
+        "shared"
+    )
 
 
 BASE = """

@@ -45,7 +45,7 @@ COIN = [0.0, 1.0] * 50
     (of({"a": COIN}), 0.5, 0.40, 0.60, "one seed: over problems, t(99) = 1.98 x sqrt(0.25 / 99)"),
     (of({"a": COIN}, {"a": COIN}, {"a": COIN}, {"a": COIN}), 0.5, 0.42, 0.58, "four seeds, other problems each: 3.18 x sqrt(0.25 / 400)"),
     (of(*[{"a": COIN}] * 4, asked="same"), 0.5, 0.34, 0.66, "four seeds, the same problems: twice as wide, as nothing new was asked"),
-    (of({"a": [0.4] * 9}, {"a": [0.5] * 9}, {"a": [0.6] * 9}), 0.5, 0.252, 0.748, "three seeds without spread inside: 4.30 x 0.1 / sqrt(3)"),
+    (of({"a": [0.4] * 9}, {"a": [0.5] * 9}, {"a": [0.6] * 9}), 0.5, 0.252, 0.748, "three seeds, no spread inside: 4.30 x 0.1 / sqrt(3)"),
     (of({"a": [0.1] * 9}, {"a": [0.5] * 9}, {"a": [0.9] * 9}), 0.5, 0.0, 1.0, "a share stays one"),
     (of({"a": [1.0] * 90, "b": [0.0] * 10}), 0.5, 0.46, 0.54, "sets count alike; all alike is no certainty: one of 100 gone the other way"),
 ])  # fmt: skip
@@ -124,7 +124,13 @@ def run_of(folder: Path, recipe: str, seed: int, right: float, block: bool = Tru
 
 def test_measures_of_runs(tmp_path: Path) -> None:
     right = [[True, False], [False, False], [True, True]]
-    run = RowRun("x", 4, PipelineConfig(), {"base": measured(tmp_path / "base", [[False]], False), "sft": measured(tmp_path / "sft", right, True)}, {})
+    run = RowRun(
+        "x",
+        4,
+        PipelineConfig(),
+        {"base": measured(tmp_path / "base", [[False]], False), "sft": measured(tmp_path / "sft", right, True)},
+        {},
+    )
     assert run.final == "sft"
     assert means(table([run])) == {4: 0.5}
     assert means(table([run], "pass@k"))[4] == pytest.approx(2 / 3)
@@ -146,7 +152,9 @@ def rows(tmp_path: Path) -> list[RowRun]:
 def test_the_page_has_the_papers_layout_with_its_numbers_beside_ours(rows: list[RowRun]) -> None:
     page = build(Experiments(rows, seconds=60))
     table_lines = [line for line in page.markdown.split("## ")[1].splitlines() if line.startswith("|")]
-    assert [re.match(r"\| (\S+)", line)[1].replace("\\", "") for line in table_lines[2:]] == ["sft_seen", "parallel_r1_seen", "own_idea"], "the paper's order"
+    assert [re.match(r"\| (\S+)", line)[1].replace("\\", "") for line in table_lines[2:]] == ["sft_seen", "parallel_r1_seen", "own_idea"], (
+        "the paper's order"
+    )
     assert "48.9 | 27.3 |" in table_lines[3] and "36.0 | 95.6 |" in table_lines[2] and "– | – |" in table_lines[4]
     assert "pass@2" in table_lines[2] and "2 seeds" in table_lines[2]
     assert page.html.count("<svg") == 4, "two of the overview, one per row with rl"
@@ -182,6 +190,7 @@ def test_the_terminal_gets_the_same_numbers(rows: list[RowRun]) -> None:
 
 
 # --- the flow -------------------------------------------------------------------------------------------------------------
+
 
 def recipe(folder: Path, name: str, **changes: Any) -> str:
     """A row of its own on top of the cheapest config."""

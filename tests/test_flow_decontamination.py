@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.conftest import Project
 
-ITEMS = [f"A train with {n} wagons leaves the station at noon and meets {n + 3} others; how many wheels are there in all?" for n in range(12)]
+ITEMS = [
+    f"A train with {n} wagons leaves the station at noon and meets {n + 3} others; how many wheels are there in all?" for n in range(12)
+]
 OTHERS = [f"Let f({n}) be the number of ways to tile a board of {n} squares." for n in range(20)]
 
 

@@ -28,7 +28,8 @@ from tasks.places import PROJECT
 FLOWS = {
     flow.name: flow
     for flow in (
-        pipeline, experiments, stages.prepare, stages.base, stages.generate, stages.filter_trajectories, stages.sft, stages.rl, stages.evaluate,
+        pipeline, experiments, stages.prepare, stages.base, stages.generate, stages.filter_trajectories, stages.sft, stages.rl,
+        stages.evaluate,
         stages.analysis, stages.report,
     )
 }  # fmt: skip

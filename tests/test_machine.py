@@ -99,7 +99,8 @@ def test_no_blocks_when_none_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stray", "reason"), [(P, "a block in a path"), (PA, "a path in a path"), (EP, "the block's end in a path"), (ES, "a summary's end in a path")]
+    ("stray", "reason"),
+    [(P, "a block in a path"), (PA, "a path in a path"), (EP, "the block's end in a path"), (ES, "a summary's end in a path")],
 )
 def test_stray_tags_inside_a_path_are_dropped_and_counted(stray: int, reason: str) -> None:
     rollout, _ = play([[P], [30, stray], [31, EPA], [32, ES], [EOS]])

@@ -103,7 +103,7 @@ def test_of_several_processes_the_first_to_fail_is_named_and_all_have_their_last
 
 
 def test_events_of_the_first_process_are_events(tmp_path: Path) -> None:
-    _, events, log = run(tmp_path, f"print('[rank 0] {{\"event\": \"progress\", \"step\": 1, \"of\": 2}}', flush=True)\n{DONE}")
+    _, events, log = run(tmp_path, f'print(\'[rank 0] {{"event": "progress", "step": 1, "of": 2}}\', flush=True)\n{DONE}')
     assert [event["event"] for event in events] == ["progress", "done"] and not log
 
 

@@ -83,7 +83,7 @@ def paths(by_label: Mapping[str, Found]) -> Table:
     notes = ["Percent with 95 % intervals over problems, all sets together; BLEU from 0 to 1, mean over pairs of paths, 1 for copies."]
     notes.append(
         "A path's answer is what the grader would extract of it, else its last number. Only blocks whose paths all have one are counted, "
-        f"and none has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, and yet the response is wrong: what the summaries lose."
+        f"and none has an interval with fewer than {FEWEST_PROBLEMS}. A path is right, yet the response is wrong: what the summaries lose."
     )
     return Table("The paths of a block", columns, rows, notes)
 

@@ -234,7 +234,9 @@ def differences_table(rows: Rows, compared: Sequence[Comparison]) -> Table:
         body.append(Row(Cell(shown(one.after), f"− {shown(one.before)}"), [*cells, Cell(f"{higher} of {len(overall.by_seed)}")]))
     notes = ["Points of percent with the 95 % interval; ▲ ▼ where it leaves out zero. Problems are paired within a seed. Interval and p: "
              f"{claims.TEST}, as for the claims; Holm: p corrected for the number of rows here."]  # fmt: skip
-    notes.append("Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out.")
+    notes.append(
+        "Three seeds leave the test two degrees of freedom: only differences that are large against their spread over seeds come out."
+    )
     notes.append("One seed is tested over its problems alone, and gets no arrow: two trainings differ by more than that.")
     return Table("Differences", columns, body, notes)
 

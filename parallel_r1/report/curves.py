@@ -7,7 +7,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,15 @@ from parallel_r1.report.numbers import Estimate, estimate, number, written
 from parallel_r1.report.outcome import set_metrics, set_names
 from parallel_r1.report.rollouts import shown
 
-COLOURS = {"ink": "#000001", "grid": "#000002", "line": "#000003", "main": "#000004", "path": "#000005", "summary": "#000006", "later": "#000007"}
+COLOURS = {
+    "ink": "#000001",
+    "grid": "#000002",
+    "line": "#000003",
+    "main": "#000004",
+    "path": "#000005",
+    "summary": "#000006",
+    "later": "#000007",
+}
 """Stand-ins that matplotlib writes; the page gets var(--name), so that light and dark both work."""
 
 RL_PANELS = (
@@ -36,7 +44,12 @@ RL_PANELS = (
 )
 """Metric, title, factor, and how high the axis reaches from 0 at least (None: as the values have it)."""
 
-GAP_REGIONS = {"main": ("main", "main"), "path_1": ("path 1", "path"), "path_n": ("later paths", "later"), "summary": ("summary", "summary")}
+GAP_REGIONS = {
+    "main": ("main", "main"),
+    "path_1": ("path 1", "path"),
+    "path_n": ("later paths", "later"),
+    "summary": ("summary", "summary"),
+}
 """Region of a rollout, as rl measures the gap: its label and tone."""
 
 TREND_PANELS = {
@@ -339,4 +352,3 @@ def as_svg(figure: Figure, title: str) -> str:
     for colour, stand_in in COLOURS.items():
         text = text.replace(stand_in, f"var(--{colour})")
     return re.sub(r"\n\s*", "\n", text)
-

@@ -135,8 +135,14 @@ def _samples(report: ReportInput, place: int, found: rollouts.RolloutIndex) -> _
 
 
 def _markdown(
-    name: str, facts: list[tuple[str, str]], summary: list[str], tables: dict[str, Table | None], analysis: list[Table],
-    analysed: list[str], limits: tuple[str, ...], config: str,
+    name: str,
+    facts: list[tuple[str, str]],
+    summary: list[str],
+    tables: dict[str, Table | None],
+    analysis: list[Table],
+    analysed: list[str],
+    limits: tuple[str, ...],
+    config: str,
 ) -> str:
     listed = "\n".join(f"- {escape_markdown(title)}: {escape_markdown(text)}" for title, text in facts)
     parts = [f"# {escape_markdown(name)}", escape_markdown(" ".join(summary)), listed]

@@ -215,8 +215,12 @@ def paper(evaluations: Sequence[Evaluation], config: PipelineConfig) -> Table | 
         ratio = Cell(over_sets(evaluation, "parallel_ratio").percent(), _theirs(theirs.parallel_ratio if theirs else None))
         verdict = _comparable(evaluation, names, config) if theirs else Cell("no", "the paper has no such row")
         rows.append(Row(Cell(shown(evaluation.label), theirs.recipe if theirs else ""), [*cells, ratio, verdict]))
-    notes = [f"Percent: ours, below it {published.SOURCE}. m@16: mean over samples; p@16: on both sides the paper's estimator, a bootstrap."]
-    notes.append("Partly: only on the benchmarks that the reasons leave out; where the student, the prompt or the budget differs, nothing is.")
+    notes = [
+        f"Percent: ours, below it {published.SOURCE}. m@16: mean over samples; p@16: on both sides the paper's estimator, a bootstrap."
+    ]
+    notes.append(
+        "Partly: only on the benchmarks that the reasons leave out; where the student, the prompt or the budget differs, nothing is."
+    )
     return Table("Beside the paper", [*columns, Cell("comparable")], rows, notes)
 
 

@@ -20,6 +20,7 @@ from transformers import DynamicCache
 from parallel_r1.rollout.machine import Completion, Request, Rollout
 from parallel_r1.rollout.transformers_engine import TransformersEngine
 
+
 @dataclass
 class _Thread:
     """The main thread or a path of one rollout."""

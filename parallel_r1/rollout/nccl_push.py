@@ -1,7 +1,7 @@
 """A trainer's weights to vLLM servers over NCCL, by vLLM's own weight transfer; for trainer and servers on GPUs.
 
 Servers are started with `--weight-transfer-config '{"backend": "nccl"}'` and VLLM_SERVER_DEV_MODE=1 (parallel_r1/rollout/serve.py does
-so on a GPU). The trainer's first process and the workers of one server are a group of their own, so servers may be of any size; they get the
+so on a GPU). The trainer's first process and the workers of one server are a group of their own, so a server has any size; they get the
 weights one after the other. All processes of the trainer have to push at the same time: they gather what they hold a part of.
 
 Not run yet: it takes two GPUs. docs/distributed.md says what was.

@@ -97,12 +97,16 @@ def command(checkpoint: Path, config: RolloutConfig, port: int, seed: int = 0) -
 
 def environment(threads: int) -> dict[str, str]:
     """This process's environment, with the settings that have no flag."""
-    return os.environ | VLLM_ENVIRONMENT | {
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        "VLLM_SERVER_DEV_MODE": "1",
-    }
+    return (
+        os.environ
+        | VLLM_ENVIRONMENT
+        | {
+            "OMP_NUM_THREADS": str(threads),
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+            "VLLM_SERVER_DEV_MODE": "1",
+        }
+    )
 
 
 def _free_port() -> int:

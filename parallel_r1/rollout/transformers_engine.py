@@ -74,9 +74,13 @@ class TransformersEngine:
         step_ids = ids
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         while running:
-            logits = self._model(
-                input_ids=step_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
-            ).logits[:, -1].float()
+            logits = (
+                self._model(
+                    input_ids=step_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
+                .logits[:, -1]
+                .float()
+            )
             chosen = torch.zeros(len(requests), dtype=torch.long, device=device)
             scores = torch.log_softmax(logits / self._config.temperature, -1)
             for row in sorted(running):

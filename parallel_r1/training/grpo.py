@@ -6,7 +6,7 @@ What is sampled is what is trained (method.md section 6). Deviations from TRL's 
 - log-probs are computed in the context of sampling (`scoring: exact`, parallel_r1/attention.py), through the one method that TRL's loss,
   old log-probs and reference log-probs all go through;
 - `rollout_gap/*` measures |log p_train - log p_sampled| by region in every step, and fails the stage when the first step shows it large.
-TRL's own importance correction stays off: it is tied to its own vLLM client. `importance_correction: token` makes the sampler the old policy.
+TRL's importance correction stays off: it is tied to its own vLLM client. `importance_correction: token` makes the sampler the old policy.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _dataset(problems: list[Problem], config: RlConfig) -> Dataset:
 
 def _arguments(job: jobs.Job, config: RlConfig) -> GRPOConfig:
     batch = config.prompts_per_step * config.rollouts_per_prompt
-    shared = runs.trainer_arguments(job.work, config.optimizer, config.steps, config.checkpoint_every, job.seed, config.micro_batch_size, batch)
+    shared = runs.trainer_arguments(
+        job.work, config.optimizer, config.steps, config.checkpoint_every, job.seed, config.micro_batch_size, batch
+    )
     return GRPOConfig(
         **shared,
         **runs.tracked(job),
@@ -264,7 +266,7 @@ class ParallelGRPOTrainer(GRPOTrainer):
         if self._settings.scoring == "exact" and worst > bound:
             raise RuntimeError(
                 f"the trainer and {self._engine.name} disagree by up to {worst:.3g} nats on tokens just sampled, more than {bound:g}: "
-                "what is sampled would not be what is trained. Check the engine's dtype and attention; rl.N.max_rollout_gap moves the bound."
+                "what is sampled would not be what is trained. Check the engine's dtype and attention; rl.N.max_rollout_gap sets the bound."
             )
 
 

@@ -194,7 +194,9 @@ class Progress(TrainerCallback):
         if state.global_step:
             jobs.note(f"goes on from the checkpoint of step {state.global_step} of {state.max_steps}")
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
         """Write one entry."""
         row = {name: value for name, value in jobs.finite(logs or {}).items() if not name.startswith(UNKEPT)}
         if "loss" not in row or not state.is_world_process_zero:

@@ -21,9 +21,7 @@ from parallel_r1.training import runs
 LOG_EVERY = 5
 
 
-def examples(
-    tokenizer: PreTrainedTokenizerBase, rows: Iterable[dict[str, Any]], prompt: Prompt, max_tokens: int
-) -> tuple[Dataset, int]:
+def examples(tokenizer: PreTrainedTokenizerBase, rows: Iterable[dict[str, Any]], prompt: Prompt, max_tokens: int) -> tuple[Dataset, int]:
     """Token ids and completion masks of {"problem", "text"} rows; also gives how many were longer than `max_tokens` and left out."""
     kept, too_long = [], 0
     for row in rows:

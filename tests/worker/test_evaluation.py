@@ -57,5 +57,7 @@ def test_a_killed_evaluation_goes_on_and_finds_the_same_rollouts(tmp_path: Path,
     assert {key: found[key] for key in kept} == kept, "what was finished was kept, not made again"
     results = [{n: v for n, v in events_[-1]["metrics"].items() if n != "tokens_per_second"} for events_ in (after, whole)]
     assert results[0] == results[1]
-    files = [[(tmp_path / name / "out" / file).read_bytes() for file in ("results.json", jobs.ROLLOUTS)] for name in ("killed", "undisturbed")]
+    files = [
+        [(tmp_path / name / "out" / file).read_bytes() for file in ("results.json", jobs.ROLLOUTS)] for name in ("killed", "undisturbed")
+    ]
     assert files[0] == files[1], "the same artifact, byte by byte"

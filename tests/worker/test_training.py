@@ -61,7 +61,9 @@ def inputs(tmp_path: Path, tiny: Path) -> dict[str, Path]:
     checkpoint.mkdir()
     (checkpoint / "checkpoint").symlink_to(tiny)
     problems.mkdir()
-    jobs.write_lines(problems / "problems.jsonl", [{"id": f"s{n}", "problem": f"{n}+1=?", "answer": str(n + 1), "source": "test"} for n in range(9)])
+    jobs.write_lines(
+        problems / "problems.jsonl", [{"id": f"s{n}", "problem": f"{n}+1=?", "answer": str(n + 1), "source": "test"} for n in range(9)]
+    )
     return {"checkpoint": checkpoint, "sums": problems}
 
 
@@ -113,7 +115,9 @@ def test_sft_learns_the_form_and_changes_the_weights(tmp_path: Path, tiny: Path,
     trajectories = tmp_path / "trajectories"
     trajectories.mkdir()
     jobs.write_lines(trajectories / "trajectories.jsonl", [{"problem": f"Tom has {n} apples.", "text": text} for n in range(64)])
-    config = SftConfig(prompt="bare", max_steps=30, epochs=9, batch_size=16, micro_batch_size=8, max_tokens=200, optimizer=OPTIMIZER, checkpoint_every=10)
+    config = SftConfig(
+        prompt="bare", max_steps=30, epochs=9, batch_size=16, micro_batch_size=8, max_tokens=200, optimizer=OPTIMIZER, checkpoint_every=10
+    )
     job = write_job(tmp_path, config, {"base": inputs["checkpoint"], "trajectories": trajectories})
     seen = list(events("parallel_r1.training.sft", job))
     losses = [row["loss"] for row in jobs.read_lines(tmp_path / "out" / "metrics.jsonl")]

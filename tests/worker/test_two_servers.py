@@ -77,7 +77,9 @@ def test_evaluation_goes_on_with_one_server(tmp_path: Path, servers: tuple[Serve
 
 
 def test_reinforcement_by_two_processes_goes_on_with_one_server(
-    tmp_path: Path, servers: tuple[Server, Server], inputs: dict[str, Path]  # noqa: F811
+    tmp_path: Path,
+    servers: tuple[Server, Server],
+    inputs: dict[str, Path],  # noqa: F811
 ) -> None:
     changes = {"steps": 5, "reward": "parallel_only", "micro_batch_size": 2, "sample_rollouts": 8}
     config = RL.model_copy(update={**changes, "rollout": over_http(servers)})
