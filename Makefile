@@ -56,8 +56,8 @@ ask: .venv/worker/.done  ## watch a model think: MODEL=latest (or a folder, or a
 experiments: environments  ## rows of a results table at several seeds, one page: RECIPES="recipes/tiny/*.yaml" SEEDS=3; READY=1: of finished rows; COPY=folder: the page there too
 	@$(ORCHESTRATOR) -m flows.run_experiments $(RECIPES) --seeds $(SEEDS) $(if $(READY),--ready) $(if $(COPY),--copy-to $(COPY)) --set $(SET)
 
-evaluate: environments  ## MODEL=folder, hub id or artifact key, BENCHMARKS="AIME24 AMC23", DATA=folder (files instead of the hub)
-	@$(ORCHESTRATOR) -m flows.evaluate_model '$(MODEL)' --benchmarks $(BENCHMARKS) $(if $(DATA),--data $(DATA)) --config $(CONFIG) --set $(SET)
+evaluate: environments  ## MODEL=latest, folder, hub id or artifact key, BENCHMARKS="AIME24 AMC23", DATA=folder (files instead of the hub)
+	@$(ORCHESTRATOR) -m flows.evaluate_model '$(or $(MODEL),latest)' --benchmarks $(BENCHMARKS) $(if $(DATA),--data $(DATA)) --config $(CONFIG) --set $(SET)
 
 stop:  ## end the Prefect server that runs in the background
 	@if [ -x $(ORCHESTRATOR) ]; then $(ORCHESTRATOR) -m flows.server stop; fi
@@ -80,7 +80,7 @@ gc: environments  ## what no kept run reaches (KEEP="stage/key ..." keeps more);
 bench: environments  ## measure speeds into benchmarks/results.json
 	@$(ORCHESTRATOR) -m benchmarks.run $(CONFIG) --set $(SET)
 
-plan: .venv/orchestrator/.done  ## what a run needs before it runs: memory, hours, price, disk; SET="machine.gpu=H100 machine.gpus=8 machine.price_per_hour=2.5"
+plan: .venv/orchestrator/.done  ## what a run needs before it runs: memory, hours, price, disk; SET="machine.gpu=H100 machine.gpus=8 launch.processes=8 launch.strategy=fsdp2 machine.price_per_hour=2.5"
 	@$(ORCHESTRATOR) -m flows.plan $(CONFIG) --set $(SET)
 
 bench-gpu: environments  ## measure every stage on this machine's GPU into benchmarks/gpu.md

@@ -11,6 +11,7 @@ younger than a day, and so with checkpoints of trainings that were never finishe
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -115,4 +116,5 @@ def _age(committed_at: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make artifacts | head` ends quietly
     sys.exit(main())

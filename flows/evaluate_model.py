@@ -12,17 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from flows import server
 from flows.command_line import carried_out, config_named, parser_of, quiet_server
-from parallel_r1 import prompts
-from parallel_r1.checkpoints import STAGES
+from parallel_r1.checkpoints import NotFound, is_elsewhere, named
 from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig
 from parallel_r1.jobs import RESULTS
 from parallel_r1.markup import TAGS
+from parallel_r1.report.card import RECIPE_FILE
 from parallel_r1.store import Store
 
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ BENCHMARKS: dict[str, tuple[dict[str, Any], str]] = {
 }
 """Name: source on the hub, and how the name of its file begins."""
 SUFFIXES = (".jsonl", ".parquet", ".csv")
-STYLES = ("parallel", "plain", "bare")
 Measured = tuple["ArtifactRef", PipelineConfig]
 
 
 def sources(benchmarks: Sequence[str], data: str | None) -> dict[str, dict[str, Any]]:
-    """`prepare.evaluation` of the benchmarks. Raises ConfigError for an unknown one, or one without a file in `data`."""
+    """`prepare.evaluation` of the benchmarks. Raises ConfigError for none, an unknown one, or one without a file in `data`."""
+    if not benchmarks:
+        raise ConfigError(f'BENCHMARKS: name some, such as BENCHMARKS="AIME24 AMC23"; there are: {", ".join(BENCHMARKS)}')
     found: dict[str, dict[str, Any]] = {}
     for name in benchmarks:
         if name not in BENCHMARKS:
@@ -59,17 +62,16 @@ def sources(benchmarks: Sequence[str], data: str | None) -> dict[str, dict[str, 
 
 
 def artifact_of(model: str, store: Store) -> ArtifactRef | None:
-    """The checkpoint of the store that `model` names: stage/key, a key or the beginning of one. None for a folder or a hub id."""
-    stage, slash, key = model.rpartition("/")
-    if Path(model).is_dir() or (slash and stage not in STAGES):
+    """The checkpoint of the store that `model` names: stage/key, a key, the beginning of one, or latest. None for a folder or a hub id."""
+    if Path(model).is_dir() or is_elsewhere(model):
         return None
-    found = [ref for kind in ([stage] if slash else STAGES) for ref in store.find(kind, key)] if len(key) >= 6 else []
-    if len(found) == 1:
-        return found[0]
-    if not slash or found:
-        count = f"{len(found)} checkpoints in {store.root} begin like this"
-        raise ConfigError(f"MODEL: {model!r} is no folder, no hub id (owner/name), and {count}")
-    return None
+    try:
+        manifest = named(model, store)
+    except NotFound as missing:
+        raise ConfigError(f"MODEL: {missing}") from None
+    if (ref := store.load(manifest.stage, manifest.key)) is None:
+        raise ConfigError(f"MODEL: {store.uri_of(manifest.stage, manifest.key)} is not whole; the run that made it builds it again")
+    return ref
 
 
 def knows_tags(checkpoint: Path) -> bool:
@@ -79,13 +81,35 @@ def knows_tags(checkpoint: Path) -> bool:
     return set(TAGS) <= known
 
 
-def settings(trained: dict[str, Any], fingerprint: str | None, tags: bool) -> list[str]:
-    """Overrides that fit a checkpoint: its attention and its prompt; without tags plain generation."""
+def settings(trained: Mapping[str, Any], tags: bool, longest: int | None = None) -> list[str]:
+    """Overrides that fit a checkpoint: attention and prompt of the section that trained it, budgets within its `longest` sequence; without
+    tags plain generation."""
+    found = _budgets(longest) if longest else []
     if not tags:
-        return ["evaluate.prompt=plain", "evaluate.base_prompt=plain", "evaluate.rollout.max_blocks=0"]
-    style = next((style for style in STYLES if prompts.fingerprint(style) == fingerprint), "parallel")
+        return [*found, "evaluate.prompt=plain", "evaluate.base_prompt=plain", "evaluate.rollout.max_blocks=0"]
+    prompt = trained.get("prompt")
+    style = prompt if isinstance(prompt, str) else "parallel"
     attention = trained.get("attention") or trained.get("rollout", {}).get("attention") or "causal"
-    return [f"attention={attention}", f"evaluate.prompt={style}", f"evaluate.base_prompt={style}"]
+    return [*found, f"attention={attention}", f"evaluate.prompt={style}", f"evaluate.base_prompt={style}"]
+
+
+def _budgets(longest: int) -> list[str]:
+    papers = EvaluateConfig().rollout
+    if papers.max_prompt_tokens + papers.max_response_tokens <= longest:
+        return []
+    prompt = min(papers.max_prompt_tokens, longest // 4)
+    response = min(papers.max_response_tokens, longest - prompt)
+    return [f"evaluate.rollout.max_prompt_tokens={prompt}", f"evaluate.rollout.max_response_tokens={response}"]
+
+
+def trained_as(folder: Path) -> dict[str, Any]:
+    """Attention and prompt that the recipe beside an exported checkpoint names; nothing where there is none."""
+    file = folder / RECIPE_FILE
+    if not file.exists():
+        return {}
+    recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+    last = [part for part in (recipe.get("sft"), *(recipe.get("rl") or ())) if part][-1:]
+    return {"attention": recipe.get("attention")} | {"prompt": part.get("prompt") for part in last}
 
 
 def config_for(recipe: str, student: str, evaluation: dict[str, Any], fitting: Sequence[str], overrides: Sequence[str]) -> PipelineConfig:
@@ -106,31 +130,32 @@ def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None
     steps = Steps(first)
     if (checkpoint := artifact_of(model, steps.run.store)) is None:
         checkpoint = steps.keep_base(steps.base({}))
-    manifest = steps.run.store.manifest(checkpoint.stage, checkpoint.key)
-    made = manifest.config if manifest and isinstance(manifest.config, dict) else {}
-    tags = checkpoint.metrics.get("new_tags", 0) == 0 and _has_tags(model, steps, checkpoint)
-    config = config_for(recipe, model, evaluation, settings(made, manifest and manifest.versions.get("prompt"), tags), overrides)
+    own = Path(model) if Path(model).is_dir() else None
+    folder = own or steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint"
+    tags = checkpoint.metrics.get("new_tags", 0) == 0 and knows_tags(folder)
+    trained = trained_as(own) if own else steps.run.store.manifest(checkpoint.stage, checkpoint.key).config
+    config = config_for(recipe, model, evaluation, settings(trained, tags, longest_of(folder)), overrides)
     steps.config = config
     label = Path(model).name if checkpoint.stage == "base" else f"{checkpoint.stage} {checkpoint.key[:8]}"
     steps.measure(label, checkpoint, steps.held_out_sets())
     return steps.measured()[label], config
 
 
-def _has_tags(model: str, steps: Any, checkpoint: ArtifactRef) -> bool:
-    own = Path(model)
-    return knows_tags(own if own.is_dir() else steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint")
+def longest_of(folder: Path) -> int | None:
+    """Tokens of the longest sequence that a checkpoint takes, where it says so."""
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; gives the exit code."""
     parser = parser_of("flows.evaluate_model", __doc__)
-    parser.add_argument("model", help="folder, hub id, or key of a checkpoint in the store")
-    parser.add_argument("--benchmarks", nargs="+", required=True, help=", ".join(BENCHMARKS))
+    parser.add_argument("model", help="folder, hub id, stage/key or key of a checkpoint in the store, or latest")
+    parser.add_argument("--benchmarks", nargs="*", default=[], help=", ".join(BENCHMARKS))
     parser.add_argument("--data", help="folder with the benchmarks as files; from the hub when left out")
     parser.add_argument("--config", default="pipeline_config.yaml", help="store, seed and resources come from here")
     options = parser.parse_args(arguments)
     try:
-        sources(options.benchmarks, options.data)
+        config_for(options.config, options.model, sources(options.benchmarks, options.data), [], options.overrides)
         ui = quiet_server()
     except (ConfigError, server.ServerError) as error:
         print(error, file=sys.stderr)

@@ -1,6 +1,6 @@
 """Say what a run needs before anything runs: memory per GPU against what there is, tokens, hours, price, disk.
 
-    python -m flows.plan recipes/parallel_r1_seen.yaml --set machine.gpu=H100 machine.gpus=8 machine.price_per_hour=2.5
+    python -m flows.plan recipes/parallel_r1_seen.yaml --set machine.gpu=H100 machine.gpus=8 launch.processes=8 launch.strategy=fsdp2
 
 The machine is the config's section `machine`; when that is left out, this machine: what nvidia-smi shows, else the CPU.
 Exit codes: 0 everything fits, 1 something can't (with the settings that would), 2 the config can't be used.
@@ -79,7 +79,9 @@ def _hours(seconds: float, machine: Machine) -> str:
 
 def _totals(stages: Sequence[StagePlan], machine: Machine) -> Iterator[str]:
     known = [stage.seconds for stage in stages if stage.seconds is not None]
-    if known:
+    if any(stage.faults for stage in stages):
+        yield "time: not reckoned, as not every stage fits"
+    elif known:
         without = [stage.title for stage in stages if stage.seconds is None]
         apart = f", without {', '.join(without)}" if without else ""
         yield f"time: {_hours(sum(known), machine)}{apart}"

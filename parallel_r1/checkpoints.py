@@ -1,4 +1,4 @@
-"""Find a checkpoint by what a person calls it: a folder, an artifact's key or the beginning of one, or `latest`."""
+"""Find a checkpoint by what a person calls it: a folder, stage/key or the beginning of one, with the stage or without, or `latest`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,24 @@ def find(name: str, store: Store, cache: Path) -> Checkpoint:
     """The checkpoint called `name`; one in a remote store is downloaded under `cache`. Raises NotFound."""
     if Path(name).is_dir():
         return _in_folder(Path(name))
-    if "/" in name:
+    if is_elsewhere(name):
         raise NotFound(f"{name}: no such folder. A checkpoint of the hub: `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
-    manifest = _newest(store) if name == LATEST else _by_key(store, name)
+    manifest = named(name, store)
     ref = store.load(manifest.stage, manifest.key)
     if ref is None:
         raise NotFound(f"{store.uri_of(manifest.stage, manifest.key)} is not whole: run `make demo` again, it is rebuilt")
     return Checkpoint(store.localise(ref, cache) / "checkpoint", f"{manifest.stage} {manifest.key[:8]}", manifest.config or {})
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name that is no folder means none of the store: owner/name on the hub, or a path."""
+    stage, slash, _ = name.rpartition("/")
+    return bool(slash) and stage not in STAGES
+
+
+def named(name: str, store: Store) -> Manifest:
+    """The checkpoint of a store with this name. Raises NotFound, with a list of those that there are."""
+    return _newest(store) if name == LATEST else _by_key(store, name)
 
 
 def _in_folder(folder: Path) -> Checkpoint:
@@ -61,8 +72,9 @@ def _newest(store: Store) -> Manifest:
     raise NotFound(f'{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET="store=..." say which store is meant')
 
 
-def _by_key(store: Store, prefix: str) -> Manifest:
-    found = [(stage, key) for stage in STAGES for key in _keys(store, stage) if key.startswith(prefix)]
+def _by_key(store: Store, name: str) -> Manifest:
+    only, _, prefix = name.rpartition("/")
+    found = [(stage, key) for stage in STAGES if only in ("", stage) for key in _keys(store, stage) if key.startswith(prefix)]
     manifests = [manifest for stage, key in found if (manifest := store.manifest(stage, key))]
     if len(manifests) == 1:
         return manifests[0]
@@ -70,7 +82,7 @@ def _by_key(store: Store, prefix: str) -> Manifest:
     lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in known]
     listed = "".join(lines) or "\n  none: `make demo` makes some"
     problem = "begins more than one key" if manifests else "is no folder and begins no key"
-    raise NotFound(f"{prefix!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")
+    raise NotFound(f"{name!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")
 
 
 def _keys(store: Store, stage: str) -> list[str]:

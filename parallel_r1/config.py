@@ -624,7 +624,7 @@ class MachineConfig(Section):
     """The machine that `make plan` reckons with; when the section is left out, the one it runs on."""
 
     gpu: Literal["A100", "H100", "H200", "B200", "L40S"] | None = Field(
-        None, description="a known GPU: fills what of memory and speeds is left out"
+        None, description="a known GPU: fills what of memory and speeds is left out; for others memory_gb, tflops, bandwidth_tb say it"
     )
     gpus: int = Field(1, ge=0, description="GPUs in all; 0: the CPU")
     memory_gb: float | None = Field(None, gt=0, description="memory of one GPU, or of the CPU, in 10^9 bytes")
@@ -679,6 +679,13 @@ class PipelineConfig(Section):
     machine: MachineConfig | None = Field(
         None, description="what `make plan` reckons with; null: this machine", json_schema_extra=NOT_IN_KEY
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _student_of_the_hub(cls, raw: Any) -> Any:
+        """Where nothing says what the student is, it is the default kind: `student.name=Qwen/Qwen3-0.6B-Base` is enough."""
+        student = raw.get("student") if isinstance(raw, dict) else None
+        return {**raw, "student": {"type": "hub", **student}} if isinstance(student, dict) and "type" not in student else raw
 
     @model_validator(mode="before")
     @classmethod
@@ -905,7 +912,7 @@ def _expand(value: Any, path: Path) -> Any:
 
     def lookup(match: re.Match[str]) -> str:
         name = match[1]
-        if name not in os.environ:
+        if not os.environ.get(name):
             raise ConfigError(f"{path}: {match[0]} in {value!r}: {name} is not set; pass it, such as `make demo {name}=...`")
         return os.environ[name]
 

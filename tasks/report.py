@@ -34,7 +34,7 @@ def label_of(title: str) -> str:
     return title.removeprefix("evaluate ").removeprefix("prepare ")
 
 
-@stage("report", version=4, show=show_report)
+@stage("report", version=5, show=show_report)
 def write_report(work: Work, config: PipelineConfig, stages: Mapping[str, ArtifactRef]) -> Metrics:
     """One self-contained page of everything that this run made, the same as Markdown, and the results as data and for a terminal."""
     from parallel_r1.report import ReportInput, build, results_table  # a third of a second, and cached runs write no report

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from parallel_r1 import prompts
 from parallel_r1.config import RlConfig
 from parallel_r1.store import ArtifactRef
 from tasks.rollouts import show_rollouts
@@ -21,4 +22,5 @@ def show_training(title: str, ref: ArtifactRef, folder: Path) -> None:
 @stage("rl", version=2, show=show_training, gpu=True)
 def reinforce(work: Work, config: RlConfig, checkpoint: ArtifactRef, sets: Mapping[str, ArtifactRef]) -> Metrics:
     """Improve the checkpoint by GRPO on parallel rollouts over the problem sets."""
+    work.versions["prompt"] = prompts.fingerprint(config.prompt)
     return work.run_program("parallel_r1.training.grpo", config, {"checkpoint": checkpoint, **sets})

@@ -214,3 +214,16 @@ def test_extending_goes_wrong_with_both_files_named(texts: dict[str, str], parts
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, **texts))
     assert [part for part in parts if part not in str(caught.value)] == [], f"{reason}: {caught.value}"
+
+
+def test_a_student_without_a_type_is_one_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    assert load(tmp_path / "x.yaml", ["student.name=Qwen/Qwen3-0.6B-Base"]).student.name == "Qwen/Qwen3-0.6B-Base"
+
+
+def test_an_empty_variable_is_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """make hands DATA on even where nobody set it."""
+    monkeypatch.setenv("DATA", "")
+    (tmp_path / "x.yaml").write_text("name: x\nprepare: {train: {a: {type: files, path: '${DATA}/a.jsonl'}}}\n")
+    with pytest.raises(ConfigError, match="DATA is not set; pass it"):
+        load(tmp_path / "x.yaml")

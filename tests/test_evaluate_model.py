@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, settings, sources
+from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, settings, sources, trained_as
 from parallel_r1.config import ConfigError, HubSource
 from parallel_r1.markup import TAGS
-from parallel_r1.prompts import fingerprint
 from parallel_r1.store import Store
 from tests.conftest import PROJECT, Project
 
@@ -30,30 +29,46 @@ def test_benchmarks_come_from_the_hub_or_from_files(tmp_path: Path) -> None:
     assert config.prepare.evaluation["GSM8K"].split == "test" and config.evaluate.samples_of("AIME24") == 16
 
 
-@pytest.mark.parametrize(("benchmarks", "message"), [(["AMC24"], "no 'AMC24'; there are: AIME24"), (["MATH"], r"no file math500\*")])
+@pytest.mark.parametrize(
+    ("benchmarks", "message"), [(["AMC24"], "no 'AMC24'; there are: AIME24"), ([], "name some"), (["MATH"], r"no file math500\*")]
+)
 def test_what_is_missing_is_named(benchmarks: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         sources(benchmarks, str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("trained", "prompt", "tags", "expected", "reason"),
+    ("trained", "tags", "expected", "reason"),
     [
-        ({}, None, True, ("parallel", 4, "causal"), "a foreign model that knows the tags"),
-        ({}, None, False, ("plain", 0, "causal"), "a causal model without tags"),
-        ({"attention": "structured"}, "bare", True, ("bare", 4, "structured"), "sft tells its attention and prompt"),
-        ({"rollout": {"attention": "structured"}}, "plain", True, ("plain", 4, "structured"), "rl tells it in its rollouts"),
+        ({}, True, ("parallel", 4, "causal"), "a foreign model that knows the tags"),
+        ({}, False, ("plain", 0, "causal"), "a causal model without tags"),
+        ({"attention": "structured", "prompt": "bare"}, True, ("bare", 4, "structured"), "sft tells its attention and prompt"),
+        ({"rollout": {"attention": "structured"}, "prompt": "plain"}, True, ("plain", 4, "structured"), "rl tells it in its rollouts"),
+        ({"prompt": {"type": "file", "path": "gone"}}, True, ("parallel", 4, "causal"), "of a wording in a file only the digest is known"),
     ],
 )
-def test_settings_fit_the_checkpoint(trained: dict, prompt: str | None, tags: bool, expected: tuple, reason: str) -> None:
-    fitting = settings(trained, fingerprint(prompt) if prompt else None, tags)
-    config = config_for(RECIPE, "x", sources(["AMC23"], None), fitting, ["evaluate.samples=2"])
+def test_settings_fit_the_checkpoint(trained: dict, tags: bool, expected: tuple, reason: str) -> None:
+    config = config_for(RECIPE, "x", sources(["AMC23"], None), settings(trained, tags), ["evaluate.samples=2"])
     assert (config.evaluate.prompt, config.evaluate.rollout.max_blocks, config.attention) == expected, reason
     assert config.evaluate.base_prompt == config.evaluate.prompt and config.evaluate.samples == 2
 
 
+@pytest.mark.parametrize(("longest", "expected"), [(None, (2000, 3000)), (32768, (2000, 3000)), (4096, (1024, 3000)), (512, (128, 384))])
+def test_budgets_fit_the_model(longest: int | None, expected: tuple[int, int]) -> None:
+    rollout = config_for(RECIPE, "x", sources(["AMC23"], None), settings({}, True, longest), []).evaluate.rollout
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == expected
+
+
+def test_an_exported_model_is_measured_as_its_recipe_says(tmp_path: Path) -> None:
+    assert trained_as(tmp_path) == {}
+    (tmp_path / "recipe.yaml").write_text("attention: structured\nsft: {prompt: plain}\nrl: [{prompt: parallel}, {prompt: bare}]\n")
+    assert trained_as(tmp_path) == {"attention": "structured", "prompt": "bare"}
+    (tmp_path / "recipe.yaml").write_text("sft: {prompt: plain}\n")
+    assert trained_as(tmp_path)["prompt"] == "plain"
+
+
 def test_own_overrides_win() -> None:
-    assert config_for(RECIPE, "x", sources(["AMC23"], None), settings({}, None, False), ["evaluate.prompt=bare"]).evaluate.prompt == "bare"
+    assert config_for(RECIPE, "x", sources(["AMC23"], None), settings({}, False), ["evaluate.prompt=bare"]).evaluate.prompt == "bare"
 
 
 @pytest.mark.parametrize("place", ["added_tokens", "vocab"])
@@ -71,7 +86,7 @@ def test_names_of_models(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     (tmp_path / "model").mkdir()
     assert artifact_of(str(tmp_path / "model"), store) is None and artifact_of("owner/name", store) is None
-    with pytest.raises(ConfigError, match="'nothing' is no folder, no hub id"):
+    with pytest.raises(ConfigError, match="'nothing' is no folder and begins no key"):
         artifact_of("nothing", store)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "file").write_text("x")
@@ -79,7 +94,7 @@ def test_names_of_models(tmp_path: Path) -> None:
     for name in ("sft/0123456789ab", "sft/012345", "0123456789ab", "012345"):
         assert artifact_of(name, store) == ref
     store.commit("rl", "012345ffffff", tmp_path / "made")
-    with pytest.raises(ConfigError, match="2 checkpoints in .* begin like this"):
+    with pytest.raises(ConfigError, match="(?s)'012345' begins more than one key.*rl .*sft "):
         artifact_of("012345", store)
 
 

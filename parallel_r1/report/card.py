@@ -128,6 +128,9 @@ def _snippet(file: str, template: str, history: History) -> str:
     spelled = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items() if value is not None)
     text = (SNIPPETS / file).read_text(encoding="utf-8")
     text = text.replace('"PROMPT {problem}"', json.dumps(template, ensure_ascii=False))
+    text = text.replace(
+        "paths: int = 2, blocks: int = 4", f"paths: int = {rollout.get('num_paths', 2)}, blocks: int = {rollout.get('max_blocks', 4)}"
+    )
     return text.replace("SETTINGS", spelled).rstrip()
 
 

@@ -14,6 +14,8 @@ from parallel_r1.report.rollouts import RolloutIndex
 FEWEST_PROBLEMS = 10
 """With fewer problems a bootstrap interval is too short to be believed, so no claim is made from one."""
 
+LEVEL = 0.05
+"""Of the paired tests, corrected for how many there are."""
 MUCH_TRUNCATED = 0.1
 PERCENT = "\u00a0%"
 
@@ -35,8 +37,8 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """higher or lower where the interval leaves out zero, else 'not shown'."""
-        if self.problems < FEWEST_PROBLEMS or not self.difference.bounded:
+        """higher or lower where the interval leaves out zero and the corrected test, where there is one, agrees; else 'not shown'."""
+        if self.problems < FEWEST_PROBLEMS or not self.difference.bounded or self.p_holm >= LEVEL:
             return "not shown"
         if self.difference.low > 0:
             return "higher"

@@ -53,8 +53,8 @@ def _check_length(checkpoint: Path, config: RolloutConfig) -> None:
     asked = config.max_prompt_tokens + config.max_response_tokens
     if asked > longest:
         raise ValueError(
-            f"rollout.max_prompt_tokens {config.max_prompt_tokens} + rollout.max_response_tokens {config.max_response_tokens} = {asked}: "
-            f"the model takes {longest} tokens at most; lower one of them"
+            f"max_prompt_tokens {config.max_prompt_tokens} + max_response_tokens {config.max_response_tokens} = {asked}: the model takes "
+            f"{longest} tokens at most; lower one of them in the stage's `rollout` (evaluate.rollout, rl.N.rollout)"
         )
 
 

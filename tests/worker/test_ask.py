@@ -64,6 +64,7 @@ def _read(descriptor: int) -> bytes:
 @pytest.mark.parametrize("name, expected, reason", [
     ("latest", ("rl bb33", "rl bb22"), "the newest rl checkpoint, whatever else is there (both may have been made in one second)"),
     ("aa", ("sft aa11",), "the beginning of a key is enough"),
+    ("sft/aa", ("sft aa11",), "with its stage, as `make artifacts` prints it"),
 ])  # fmt: skip
 def test_names_of_checkpoints(name: str, expected: tuple[str, ...], reason: str, store: Store, tmp_path: Path) -> None:
     found = checkpoints.find(name, store, tmp_path)
@@ -73,6 +74,7 @@ def test_names_of_checkpoints(name: str, expected: tuple[str, ...], reason: str,
 
 @pytest.mark.parametrize("name, message", [
     ("bb", "begins more than one key.*rl   bb22.*rl   bb33.*MODEL=latest"),
+    ("sft/bb", "begins no key"),
     ("zz", "begins no key.*sft  aa11.*MODEL=latest"),
     ("some/where", "no such folder.*hf download"),
     (".", "neither config.json nor checkpoint/config.json"),
