@@ -21,6 +21,7 @@ from parallel_r1.metrics import summarise
 from parallel_r1.report import Curve, Evaluation, ReportInput, StageRun, build, results_table
 from parallel_r1.report import tables
 from parallel_r1.report.numbers import Estimate, duration, mean_of, signed, written
+from parallel_r1.report.outcome import Change
 from parallel_r1.report.rollouts import Block, Main, lay_out, shown
 
 ROOT = Path(__file__).parents[1]
@@ -561,3 +562,14 @@ def test_mean_of_sets_is_more_certain_than_each() -> None:
     mean = mean_of([Estimate(0.4, 0.3, 0.5), Estimate(0.6, 0.5, 0.7), Estimate()])
     assert mean.value == pytest.approx(0.5) and mean.half == pytest.approx(0.1 / math.sqrt(2))
     assert not mean_of([]).known and not mean_of([Estimate(0.5)]).bounded
+
+
+@pytest.mark.parametrize(("low", "high", "p_holm", "expected"), [
+    (0.01, 0.2, 0.01, "higher"),
+    (-0.2, -0.01, math.nan, "lower"),
+    (-0.057, -0.003, 0.464, "not shown"),
+    (-0.01, 0.2, 0.01, "not shown"),
+])  # fmt: skip
+def test_a_difference_is_claimed_where_interval_and_corrected_test_agree(low: float, high: float, p_holm: float, expected: str) -> None:
+    change = Change("base", "sft", "tier2", Estimate((low + high) / 2, low, high), 150, paired=True, p_holm=p_holm)
+    assert change.verdict == expected

@@ -138,7 +138,7 @@ def _compare(before: Evaluation, after: Evaluation, found: Sequence[Change]) -> 
     rest = [f"{one.set} ({_span(one)})" for one in mine if one.verdict == "not shown"]
     opening = f"Against {before.label}, the accuracy of {after.label}"
     if not clauses:
-        return f"{opening} shows no difference that the intervals carry: {_listed(rest)}."
+        return f"{opening} shows no difference that intervals and corrected tests carry: {_listed(rest)}."
     tail = f"; on {_listed(rest)} the run shows no difference" if rest else ""
     return f"{opening} {', and '.join(clauses)}{tail}."
 

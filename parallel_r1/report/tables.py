@@ -145,7 +145,8 @@ def differences(found: Sequence[Change]) -> Table:
     for before, after in dict.fromkeys((one.before, one.after) for one in found):
         by_set = {one.set: one for one in found if (one.before, one.after) == (before, after)}
         rows.append(Row(Cell(shown(f"{before} → {after}")), [_difference(by_set.get(name)) for name in names]))
-    notes = ["In points of mean@k, with the 95 % interval of the difference. Coloured only where the interval leaves out zero."]
+    notes = ["In points of mean@k, with the 95 % interval of the difference."]
+    notes.append("Coloured only where the interval leaves out zero and p Holm, where there is one, is below 0.05.")
     if any(one.paired for one in found):
         notes.append(
             "Paired: resampled over the problems of a set; p by flipping the signs of single problems' differences. "
