@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # which lock .venv/worker is made from: cpu, or gpu once `make worker-gpu` was asked for
 LOCK := $(if $(wildcard .venv/worker/.gpu),gpu,cpu)
-.PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-orchestrator test-worker test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
+.PHONY: help demo experiments test test-slow smollm2 evaluate ui serve ask stop clean bench artifacts lineage gc export dry-run test-flows test-worker test-parts test-faults environments reasoning-gym worker-gpu plan bench-gpu tracking
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -25,17 +25,23 @@ help:  ## list the commands
 demo: environments  ## train a small model to think in parallel, end to end; again: everything is cached
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
-test: environments  ## run the tests, those of both environments side by side
-	@$(MAKE) --silent --no-print-directory -j2 test-orchestrator test-worker
-
-test-orchestrator:
-	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m "not fault and not slow"
-
-# whole at its end: the dots of two would mix
-test-worker:
+test: environments  ## run the tests of both environments, two at a time
 	@mkdir -p $(STATE)
-	@$(WORKER) -m pytest tests/worker -m "not fault" > $(STATE)/worker-tests.log 2>&1; code=$$?; \
-	  printf '\nThe worker environment:\n'; cat $(STATE)/worker-tests.log; exit $$code
+	@$(MAKE) --silent --no-print-directory -j2 test-flows test-worker test-parts
+
+FLOWS := $(wildcard tests/test_flow*.py tests/test_experiments.py tests/test_export.py tests/test_evaluate_model.py)
+QUICK := -m "not fault and not slow"
+# printed whole at its end: the dots of two would mix
+HELD = > $(STATE)/$@.log 2>&1; code=$$?; printf '\n$@:\n'; cat $(STATE)/$@.log; exit $$code
+
+test-flows:
+	@$(ORCHESTRATOR) -m pytest $(FLOWS) $(QUICK)
+
+test-worker:
+	@$(WORKER) -m pytest tests/worker $(QUICK) $(HELD)
+
+test-parts:
+	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker $(addprefix --ignore=,$(FLOWS)) $(QUICK) $(HELD)
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault
