@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 OPEN_PARALLEL = "<Parallel>"
 CLOSE_PARALLEL = "</Parallel>"
@@ -339,27 +339,6 @@ def _canonical_gap(before: str | None, after: str, gap: str) -> str:
         return "\n"
     inside_block = before in (OPEN_PARALLEL, CLOSE_PATH) and after in (OPEN_PATH, CLOSE_PARALLEL)
     return "" if inside_block else gap
-
-
-def segments(text: str) -> list[dict[str, Any]]:
-    """The parts of a text for display: {"kind": main, path or summary, "block", "path", "text"}, numbered from 0, None outside.
-
-    Takes faulty texts too: only exact tags cut, and every character outside them is in exactly one part.
-    """
-    parts: list[dict[str, Any]] = []
-    kind, block, path = "main", -1, -1
-    for lexeme in _lex(text):
-        if lexeme.kind in TAGS and lexeme.exact:
-            block += lexeme.kind == OPEN_PARALLEL
-            path = -1 if lexeme.kind == OPEN_PARALLEL else path + (lexeme.kind == OPEN_PATH)
-            kind = {OPEN_PATH: "path", OPEN_SUMMARY: "summary"}.get(lexeme.kind, "main")
-            part = {"kind": kind, "block": block if kind != "main" else None, "path": path if kind == "path" else None, "text": ""}
-            parts.append(part)
-            continue
-        if not parts:
-            parts.append({"kind": "main", "block": None, "path": None, "text": ""})
-        parts[-1]["text"] += text[lexeme.start : lexeme.end]
-    return [part for part in parts if part["text"].strip()]
 
 
 # --- token ids ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_r1.markup import BLOCK_CLOSER, TAGS, TagIds, canonicalise, segments, validate, validate_ids
+from parallel_r1.markup import BLOCK_CLOSER, TAGS, TagIds, canonicalise, validate, validate_ids
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 BLOCK = "<Parallel><Path>a</Path><Path>b</Path></Parallel>\n<Summary>s</Summary>"
@@ -174,27 +174,10 @@ def test_canonical_spelling_leaves_bodies_alone() -> None:
     assert BLOCK_CLOSER in canonicalise(BLOCK.replace("\n", ""))
 
 
-def test_segments_for_display() -> None:
-    parts = segments(f"Lead {BLOCK} mid {BLOCK}{END}")
-    assert [(p["kind"], p["block"], p["path"], p["text"].strip()) for p in parts] == [
-        ("main", None, None, "Lead"),
-        ("path", 0, 0, "a"),
-        ("path", 0, 1, "b"),
-        ("summary", 0, None, "s"),
-        ("main", None, None, "mid"),
-        ("path", 1, 0, "a"),
-        ("path", 1, 1, "b"),
-        ("summary", 1, None, "s"),
-        ("main", None, None, "Final Answer: 5"),
-    ]
-    assert [p["kind"] for p in segments("<Parallel><Path>cut")] == ["path"]
-
-
 @pytest.mark.parametrize("piece", ["<", "< ", "<Path", "<Path>", "</Path ", "<Parallel>", "＜/", "Final Answer:", "<|im_end|>"])
 def test_hostile_input_takes_linear_time(piece: str) -> None:
     text = piece * (100_000 // len(piece))
     started = time.process_time()
     validate(text)
     canonicalise(text)
-    segments(text)
     assert time.process_time() - started < 5

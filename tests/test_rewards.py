@@ -9,7 +9,7 @@ import pytest
 
 from parallel_r1.config import Reward, RlConfig
 from parallel_r1.diversity import path_similarity
-from parallel_r1.markup import segments, validate
+from parallel_r1.markup import validate
 from parallel_r1.rewards import (
     Outcome,
     accuracy,
@@ -170,14 +170,12 @@ DEGENERATE = {
 
 def outcome_of(text: str, correct: bool) -> Outcome:
     """What a completion comes to, with words for tokens: as the engine's records have it, from the text alone."""
-    blocks: dict[int, list[str]] = {}
-    for segment in segments(text):
-        if segment["kind"] == "path":
-            blocks.setdefault(segment["block"], []).append(segment["text"])
-    words = {number: [len(path.split()) for path in paths] for number, paths in blocks.items()}
+    inside = [block.split("</Parallel>")[0] for block in text.split("<Parallel>")[1:]]
+    blocks = [paths for block in inside if (paths := [path.split("</Path>")[0] for path in block.split("<Path>")[1:]])]
+    words = [[len(path.split()) for path in paths] for paths in blocks]
     tokens = len(text.split())
-    off_the_critical_path = sum(sum(counts) - max(counts) for counts in words.values())
-    similarity = path_similarity(list(blocks.values()))
+    off_the_critical_path = sum(sum(counts) - max(counts) for counts in words)
+    similarity = path_similarity(blocks)
     return Outcome(correct, text.count("<Parallel>"), not validate(text), tokens, tokens - off_the_critical_path, similarity)
 
 
