@@ -186,6 +186,7 @@ def _run(options: argparse.Namespace, ui: str) -> int:
 
 
 def _print(model: str, ref: ArtifactRef, config: PipelineConfig) -> None:
+    from parallel_r1.published import row_for
     from parallel_r1.report import Evaluation, results_table
     from parallel_r1.report.tables import as_markdown, estimators, paper
     from tasks.stage import Run
@@ -194,7 +195,7 @@ def _print(model: str, ref: ArtifactRef, config: PipelineConfig) -> None:
     folder = run.store.localise(ref, run.state / "cache", RESULTS)
     evaluation = Evaluation(model, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
     print(f"\n{results_table([evaluation])}\n\n{as_markdown(estimators([evaluation]))}")
-    if beside := paper([evaluation], config):
+    if row_for(model, last=True, config=config) and (beside := paper([evaluation], config)):
         print(f"\n{as_markdown(beside)}")
     blocks = config.evaluate.rollout.max_blocks
     print(f"\nprompt     {config.evaluate.prompt}, {f'at most {blocks} blocks' if blocks else 'plain generation without blocks'}")
