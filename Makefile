@@ -26,8 +26,7 @@ demo: environments  ## train a small model to think in parallel, end to end; aga
 	@$(ORCHESTRATOR) -m flows.run $(CONFIG) --set $(SET)
 
 test: environments  ## run the tests of both environments, two at a time
-	@mkdir -p $(STATE)
-	@$(MAKE) --silent --no-print-directory -j2 test-flows test-worker test-parts
+	@$(MAKE) --silent --no-print-directory -j2 -k test-flows test-worker test-parts
 
 FLOWS := $(wildcard tests/test_flow*.py tests/test_experiments.py tests/test_export.py tests/test_evaluate_model.py)
 QUICK := -m "not fault and not slow"
@@ -38,10 +37,10 @@ test-flows:
 	@$(ORCHESTRATOR) -m pytest $(FLOWS) $(QUICK)
 
 test-worker:
-	@$(WORKER) -m pytest tests/worker $(QUICK) $(HELD)
+	@mkdir -p $(STATE); $(WORKER) -m pytest tests/worker $(QUICK) $(HELD)
 
 test-parts:
-	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker $(addprefix --ignore=,$(FLOWS)) $(QUICK) $(HELD)
+	@mkdir -p $(STATE); $(ORCHESTRATOR) -m pytest tests --ignore=tests/worker $(addprefix --ignore=,$(FLOWS)) $(QUICK) $(HELD)
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault

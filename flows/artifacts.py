@@ -11,7 +11,7 @@ younger than a day, and so with checkpoints of trainings that were never finishe
 from __future__ import annotations
 
 import argparse
-import signal
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -116,5 +116,10 @@ def _age(committed_at: str) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make artifacts | head` ends quietly
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `make artifacts | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -20,7 +20,7 @@ import yaml
 
 from flows import server
 from flows.command_line import carried_out, config_named, parser_of, quiet_server
-from parallel_r1.checkpoints import NotFound, is_elsewhere, named
+from parallel_r1.checkpoints import NotFound, in_folder, is_elsewhere, named
 from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig
 from parallel_r1.jobs import RESULTS
 from parallel_r1.markup import TAGS
@@ -75,22 +75,71 @@ def artifact_of(model: str, store: Store) -> ArtifactRef | None:
 
 
 def knows_tags(checkpoint: Path) -> bool:
-    """Whether a checkpoint's own tokenizer has the six tags as tokens."""
-    words = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-    known = {token["content"] for token in words.get("added_tokens", ())} | set(words["model"].get("vocab", ()))
+    """Whether a checkpoint's own tokenizer has the six tags as tokens: in tokenizer.json, or added to one that has none."""
+    known: set[str] = set()
+    if (file := checkpoint / "tokenizer.json").exists():
+        words = json.loads(file.read_text(encoding="utf-8"))
+        known |= {token["content"] for token in words.get("added_tokens", ())}
+        known |= {word if isinstance(word, str) else word[0] for word in words["model"].get("vocab", ())}  # of a Unigram model pairs
+    if (file := checkpoint / "added_tokens.json").exists():
+        known |= set(json.loads(file.read_text(encoding="utf-8")))
     return set(TAGS) <= known
 
 
-def settings(trained: Mapping[str, Any], tags: bool, longest: int | None = None) -> list[str]:
+def trained_as(model: str) -> dict[str, Any]:
+    """Of a folder or a hub id: attention and prompt that trained it, by the artifact's manifest or by the recipe that `make export` writes;
+    nothing where there is neither. Raises ConfigError."""
+    if not Path(model).is_dir():
+        return _by_recipe(_of_the_hub(model))
+    try:
+        found = in_folder(Path(model))
+    except NotFound as missing:
+        raise ConfigError(f"MODEL: {missing}") from None
+    return found.config or _by_recipe(found.folder / RECIPE_FILE)
+
+
+def _of_the_hub(model: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, RECIPE_FILE))
+    except EntryNotFoundError:  # not there, or not in the cache of a machine without network
+        return None
+
+
+def _by_recipe(file: Path | None) -> dict[str, Any]:
+    if file is None or not file.exists():
+        return {}
+    recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+    last = [part for part in (recipe.get("sft"), *(recipe.get("rl") or ())) if part][-1:]
+    return {"attention": recipe.get("attention")} | {"prompt": part.get("prompt") for part in last}
+
+
+def longest_of(checkpoint: Path) -> int | None:
+    """Tokens of the longest sequence that a checkpoint takes, where it says so."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config", {})
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def settings(trained: Mapping[str, Any], tags: bool, longest: int | None = None, chosen: Sequence[str] = ()) -> list[str]:
     """Overrides that fit a checkpoint: attention and prompt of the section that trained it, budgets within its `longest` sequence; without
-    tags plain generation."""
-    found = _budgets(longest) if longest else []
+    tags plain generation. `chosen`: the user's own overrides, which come after. Raises ConfigError where the prompt isn't known."""
+    found = [] if longest is None or any(one.startswith(BUDGETS) for one in chosen) else _budgets(longest)
     if not tags:
         return [*found, "evaluate.prompt=plain", "evaluate.base_prompt=plain", "evaluate.rollout.max_blocks=0"]
-    prompt = trained.get("prompt")
+    prompt = trained.get("prompt") or "parallel"
+    if not isinstance(prompt, str) and not any(one.startswith("evaluate.prompt") for one in chosen):
+        raise ConfigError(
+            f'MODEL: it was trained with a wording of its own, {prompt}; name its file: SET="evaluate.prompt={{type: file, path: ...}}"'
+        )
     style = prompt if isinstance(prompt, str) else "parallel"
     attention = trained.get("attention") or trained.get("rollout", {}).get("attention") or "causal"
     return [*found, f"attention={attention}", f"evaluate.prompt={style}", f"evaluate.base_prompt={style}"]
+
+
+BUDGETS = ("evaluate.rollout.max_prompt_tokens", "evaluate.rollout.max_response_tokens")
 
 
 def _budgets(longest: int) -> list[str]:
@@ -99,17 +148,7 @@ def _budgets(longest: int) -> list[str]:
         return []
     prompt = min(papers.max_prompt_tokens, longest // 4)
     response = min(papers.max_response_tokens, longest - prompt)
-    return [f"evaluate.rollout.max_prompt_tokens={prompt}", f"evaluate.rollout.max_response_tokens={response}"]
-
-
-def trained_as(folder: Path) -> dict[str, Any]:
-    """Attention and prompt that the recipe beside an exported checkpoint names; nothing where there is none."""
-    file = folder / RECIPE_FILE
-    if not file.exists():
-        return {}
-    recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
-    last = [part for part in (recipe.get("sft"), *(recipe.get("rl") or ())) if part][-1:]
-    return {"attention": recipe.get("attention")} | {"prompt": part.get("prompt") for part in last}
+    return [f"{BUDGETS[0]}={prompt}", f"{BUDGETS[1]}={response}"]
 
 
 def config_for(recipe: str, student: str, evaluation: dict[str, Any], fitting: Sequence[str], overrides: Sequence[str]) -> PipelineConfig:
@@ -126,24 +165,21 @@ def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None
     from flows.steps import Steps  # imports prefect
 
     evaluation = sources(benchmarks, data)
-    first = config_for(recipe, model, evaluation, [], overrides)
-    steps = Steps(first)
+    student = str(in_folder(Path(model)).folder) if Path(model).is_dir() else model
+    steps = Steps(config_for(recipe, student, evaluation, [], overrides))
     if (checkpoint := artifact_of(model, steps.run.store)) is None:
         checkpoint = steps.keep_base(steps.base({}))
-    own = Path(model) if Path(model).is_dir() else None
-    folder = own or steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint"
-    tags = checkpoint.metrics.get("new_tags", 0) == 0 and knows_tags(folder)
-    trained = trained_as(own) if own else steps.run.store.manifest(checkpoint.stage, checkpoint.key).config
-    config = config_for(recipe, model, evaluation, settings(trained, tags, longest_of(folder)), overrides)
+        trained = trained_as(model)
+    else:
+        trained = steps.run.store.manifest(checkpoint.stage, checkpoint.key).config
+    local = steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint"
+    own = Path(student) if Path(student).is_dir() else local  # tags that the stage base has just added teach a model nothing
+    tags = checkpoint.metrics.get("new_tags", 0) == 0 and knows_tags(own)
+    config = config_for(recipe, student, evaluation, settings(trained, tags, longest_of(local), overrides), overrides)
     steps.config = config
     label = Path(model).name if checkpoint.stage == "base" else f"{checkpoint.stage} {checkpoint.key[:8]}"
     steps.measure(label, checkpoint, steps.held_out_sets())
     return steps.measured()[label], config
-
-
-def longest_of(folder: Path) -> int | None:
-    """Tokens of the longest sequence that a checkpoint takes, where it says so."""
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,17 +222,14 @@ def _run(options: argparse.Namespace, ui: str) -> int:
 
 
 def _print(model: str, ref: ArtifactRef, config: PipelineConfig) -> None:
-    from parallel_r1.published import row_for
     from parallel_r1.report import Evaluation, results_table
-    from parallel_r1.report.tables import as_markdown, estimators, paper
+    from parallel_r1.report.tables import as_markdown, estimators
     from tasks.stage import Run
 
     run = Run.of(config)
     folder = run.store.localise(ref, run.state / "cache", RESULTS)
     evaluation = Evaluation(model, json.loads((folder / RESULTS).read_text(encoding="utf-8")))
     print(f"\n{results_table([evaluation])}\n\n{as_markdown(estimators([evaluation]))}")
-    if row_for(model, last=True, config=config) and (beside := paper([evaluation], config)):
-        print(f"\n{as_markdown(beside)}")
     blocks = config.evaluate.rollout.max_blocks
     print(f"\nprompt     {config.evaluate.prompt}, {f'at most {blocks} blocks' if blocks else 'plain generation without blocks'}")
     print(f"results    {ref.uri}/{RESULTS}", flush=True)

@@ -32,7 +32,7 @@ class Checkpoint:
 def find(name: str, store: Store, cache: Path) -> Checkpoint:
     """The checkpoint called `name`; one in a remote store is downloaded under `cache`. Raises NotFound."""
     if Path(name).is_dir():
-        return _in_folder(Path(name))
+        return in_folder(Path(name))
     if is_elsewhere(name):
         raise NotFound(f"{name}: no such folder. A checkpoint of the hub: `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
     manifest = named(name, store)
@@ -53,7 +53,8 @@ def named(name: str, store: Store) -> Manifest:
     return _newest(store) if name == LATEST else _by_key(store, name)
 
 
-def _in_folder(folder: Path) -> Checkpoint:
+def in_folder(folder: Path) -> Checkpoint:
+    """The checkpoint of a folder, its own or that of an artifact. Raises NotFound."""
     inside = folder if (folder / "config.json").exists() else folder / "checkpoint"
     if not (inside / "config.json").exists():
         raise NotFound(f"{folder}: no checkpoint in it: neither config.json nor checkpoint/config.json")
@@ -65,28 +66,22 @@ def _in_folder(folder: Path) -> Checkpoint:
 
 
 def _newest(store: Store) -> Manifest:
-    """Of the most trained kind that there is."""
+    """Of the most trained kind that there is, what is whole."""
     for stage in STAGES:
-        if manifests := [manifest for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]:
-            return max(manifests, key=lambda manifest: manifest.committed_at)
+        for manifest in sorted(store.manifests(stage), key=lambda manifest: manifest.committed_at, reverse=True):
+            if store.load(stage, manifest.key):
+                return manifest
     raise NotFound(f'{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET="store=..." say which store is meant')
 
 
 def _by_key(store: Store, name: str) -> Manifest:
     only, _, prefix = name.rpartition("/")
-    found = [(stage, key) for stage in STAGES if only in ("", stage) for key in _keys(store, stage) if key.startswith(prefix)]
-    manifests = [manifest for stage, key in found if (manifest := store.manifest(stage, key))]
-    if len(manifests) == 1:
-        return manifests[0]
-    known = manifests or [manifest for stage in STAGES for key in _keys(store, stage) if (manifest := store.manifest(stage, key))]
-    lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in known]
+    known = [manifest for stage in STAGES for manifest in store.manifests(stage)]
+    found = [manifest for manifest in known if only in ("", manifest.stage) and manifest.key.startswith(prefix)]
+    found = [manifest for manifest in found if store.load(manifest.stage, manifest.key)] or found[:1]
+    if len(found) == 1:
+        return found[0]
+    lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in found or known]
     listed = "".join(lines) or "\n  none: `make demo` makes some"
-    problem = "begins more than one key" if manifests else "is no folder and begins no key"
+    problem = "begins more than one key" if found else "is no folder and begins no key"
     raise NotFound(f"{name!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")
-
-
-def _keys(store: Store, stage: str) -> list[str]:
-    folder = f"{store.path}/{stage}"
-    if not store.filesystem.isdir(folder):
-        return []
-    return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in store.filesystem.ls(folder, detail=False))

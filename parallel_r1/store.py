@@ -275,9 +275,9 @@ class Store:
     def _ask(self, path: str, action: Callable[[], Any]) -> Any:
         return action() if self.is_local else patiently(self.filesystem.unstrip_protocol(path), action)
 
-    def manifests(self) -> Iterator[Manifest]:
-        """Every artifact of the store, whole or not."""
-        found = self._ask(self.path, lambda: self.filesystem.glob(f"{self.path}/*/*/{MANIFEST}"))
+    def manifests(self, stage: str = "*") -> Iterator[Manifest]:
+        """Every artifact of the store, or of one stage, whole or not."""
+        found = self._ask(self.path, lambda: self.filesystem.glob(f"{self.path}/{stage}/*/{MANIFEST}"))
         for path in sorted(found):
             stage, key = path.split("/")[-3:-1]
             if not stage.startswith(".") and (manifest := self.manifest(stage, key)):

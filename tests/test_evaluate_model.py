@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, settings, sources, trained_as
+from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, longest_of, settings, sources, trained_as
 from parallel_r1.config import ConfigError, HubSource
 from parallel_r1.markup import TAGS
 from parallel_r1.store import Store
@@ -44,7 +44,6 @@ def test_what_is_missing_is_named(benchmarks: list[str], message: str, tmp_path:
         ({}, False, ("plain", 0, "causal"), "a causal model without tags"),
         ({"attention": "structured", "prompt": "bare"}, True, ("bare", 4, "structured"), "sft tells its attention and prompt"),
         ({"rollout": {"attention": "structured"}, "prompt": "plain"}, True, ("plain", 4, "structured"), "rl tells it in its rollouts"),
-        ({"prompt": {"type": "file", "path": "gone"}}, True, ("parallel", 4, "causal"), "of a wording in a file only the digest is known"),
     ],
 )
 def test_settings_fit_the_checkpoint(trained: dict, tags: bool, expected: tuple, reason: str) -> None:
@@ -59,12 +58,41 @@ def test_budgets_fit_the_model(longest: int | None, expected: tuple[int, int]) -
     assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == expected
 
 
-def test_an_exported_model_is_measured_as_its_recipe_says(tmp_path: Path) -> None:
-    assert trained_as(tmp_path) == {}
+def test_a_wording_of_its_own_has_to_be_named() -> None:
+    trained = {"prompt": {"type": "file", "file": "sha256:0"}}
+    with pytest.raises(ConfigError, match="trained with a wording of its own"):
+        settings(trained, True)
+    assert "evaluate.prompt=parallel" in settings(trained, True, chosen=["evaluate.prompt=bare"]), "which the user's own then replaces"
+
+
+def test_own_budgets_are_left_alone() -> None:
+    assert settings({}, False, 4096, ["evaluate.rollout.max_prompt_tokens=900"]) == settings({}, False)
+
+
+def test_a_folder_is_measured_as_it_was_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint in it"):
+        trained_as(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert trained_as(str(tmp_path)) == {}
     (tmp_path / "recipe.yaml").write_text("attention: structured\nsft: {prompt: plain}\nrl: [{prompt: parallel}, {prompt: bare}]\n")
-    assert trained_as(tmp_path) == {"attention": "structured", "prompt": "bare"}
+    assert trained_as(str(tmp_path)) == {"attention": "structured", "prompt": "bare"}
     (tmp_path / "recipe.yaml").write_text("sft: {prompt: plain}\n")
-    assert trained_as(tmp_path)["prompt"] == "plain"
+    assert trained_as(str(tmp_path))["prompt"] == "plain"
+
+
+def test_an_artifact_s_folder_is_that_artifact(trained: Project) -> None:
+    [key] = trained.keys("sft")
+    for folder in (trained.store / "sft" / key, trained.store / "sft" / key / "checkpoint"):
+        assert trained_as(str(folder))["prompt"] == "bare"
+
+
+@pytest.mark.parametrize("config, longest", [
+    ({"max_position_embeddings": 4096}, 4096), ({"n_positions": 1024}, 1024), ({}, None),
+    ({"text_config": {"max_position_embeddings": 8}}, 8),
+])  # fmt: skip
+def test_how_long_a_model_s_sequences_are(config: dict, longest: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert longest_of(tmp_path) == longest
 
 
 def test_own_overrides_win() -> None:
@@ -78,8 +106,12 @@ def test_a_tokenizer_tells_whether_it_knows_the_tags(place: str, tmp_path: Path)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
     assert knows_tags(tmp_path)
-    path.write_text(json.dumps({"model": {"vocab": {"<Path>": 0}}, "added_tokens": []}))
+    path.write_text(json.dumps({"model": {"vocab": [["<Path>", 0.0]]}, "added_tokens": []}))
+    assert not knows_tags(tmp_path), "a Unigram model"
+    path.unlink()
     assert not knows_tags(tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({tag: n for n, tag in enumerate(TAGS)}))
+    assert knows_tags(tmp_path), "a slow tokenizer"
 
 
 def test_names_of_models(tmp_path: Path) -> None:
