@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from flows.evaluate_model import BENCHMARKS, artifact_of, config_for, knows_tags, longest_of, settings, sources, trained_as
 from parallel_r1.config import ConfigError, HubSource
@@ -155,3 +156,17 @@ def test_a_model_without_tags_generates_plainly(project: Project, trained: Proje
     [results] = project.store.glob("evaluate/*/results.json")
     entry = json.loads(results.read_text())["sets"]["AMC23"]
     assert (entry["problems"], entry["samples"], entry["metrics"]["parallel_ratio"]["value"]) == (3, 2, 0)
+
+
+def test_a_model_of_the_hub_is_measured_as_its_recipe_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without network too: then nothing is known of it."""
+
+    def fetch(repository: str, file: str) -> str:
+        if repository == "owner/foreign":
+            raise LocalEntryNotFoundError("neither there nor in the cache")
+        (tmp_path / file).write_text("attention: structured\nsft: {prompt: bare}\n")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    assert trained_as("owner/exported") == {"attention": "structured", "prompt": "bare"}
+    assert trained_as("owner/foreign") == {}
