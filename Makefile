@@ -31,16 +31,16 @@ test: environments  ## run the tests of both environments, two at a time
 FLOWS := $(wildcard tests/test_flow*.py tests/test_experiments.py tests/test_export.py tests/test_evaluate_model.py)
 QUICK := -m "not fault and not slow"
 # printed whole at its end: the dots of two would mix
-HELD = > $(STATE)/$@.log 2>&1; code=$$?; printf '\n$@:\n'; cat $(STATE)/$@.log; exit $$code
+held = mkdir -p $(STATE); $(1) > $(STATE)/$@.log 2>&1; code=$$?; printf '\n$@:\n'; cat $(STATE)/$@.log; exit $$code
 
 test-flows:
 	@$(ORCHESTRATOR) -m pytest $(FLOWS) $(QUICK)
 
 test-worker:
-	@mkdir -p $(STATE); $(WORKER) -m pytest tests/worker $(QUICK) $(HELD)
+	@$(call held,$(WORKER) -m pytest tests/worker $(QUICK))
 
 test-parts:
-	@mkdir -p $(STATE); $(ORCHESTRATOR) -m pytest tests --ignore=tests/worker $(addprefix --ignore=,$(FLOWS)) $(QUICK) $(HELD)
+	@$(call held,$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker $(FLOWS:%=--ignore=%) $(QUICK))
 
 test-faults: environments  ## the long tests: kill -9 everywhere, outages, full disks, lost servers
 	@$(ORCHESTRATOR) -m pytest tests --ignore=tests/worker -m fault

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from parallel_r1.config import ConfigError, load
 from parallel_r1.lineage import Inventory, Name, size_of, spelled
 from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError
-from tasks.places import PROJECT
+from tasks.places import PROJECT, store_root
 from tasks.uploads import FOLDER
 
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         config = load(PROJECT / options.recipe, options.overrides)
-        store = Store(config.store if "://" in config.store else (PROJECT / config.store).resolve())
+        store = Store(store_root(config.store))
         inventory = Inventory.of(store)
         match options.command:
             case "list":

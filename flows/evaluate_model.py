@@ -20,7 +20,7 @@ import yaml
 
 from flows import server
 from flows.command_line import carried_out, config_named, parser_of, quiet_server
-from parallel_r1.checkpoints import NotFound, in_folder, is_elsewhere, named
+from parallel_r1.checkpoints import Checkpoint, NotFound, in_folder, is_elsewhere, named
 from parallel_r1.config import ConfigError, EvaluateConfig, PipelineConfig
 from parallel_r1.jobs import RESULTS
 from parallel_r1.markup import TAGS
@@ -66,12 +66,19 @@ def artifact_of(model: str, store: Store) -> ArtifactRef | None:
     if Path(model).is_dir() or is_elsewhere(model):
         return None
     try:
-        manifest = named(model, store)
+        return named(model, store)
     except NotFound as missing:
         raise ConfigError(f"MODEL: {missing}") from None
-    if (ref := store.load(manifest.stage, manifest.key)) is None:
-        raise ConfigError(f"MODEL: {store.uri_of(manifest.stage, manifest.key)} is not whole; the run that made it builds it again")
-    return ref
+
+
+def checkpoint_in(model: str) -> Checkpoint | None:
+    """The checkpoint of the folder that `model` names; None where it names no folder. Raises ConfigError."""
+    if not Path(model).is_dir():
+        return None
+    try:
+        return in_folder(Path(model))
+    except NotFound as missing:
+        raise ConfigError(f"MODEL: {missing}") from None
 
 
 def knows_tags(checkpoint: Path) -> bool:
@@ -89,12 +96,9 @@ def knows_tags(checkpoint: Path) -> bool:
 def trained_as(model: str) -> dict[str, Any]:
     """Of a folder or a hub id: attention and prompt that trained it, by the artifact's manifest or by the recipe that `make export` writes;
     nothing where there is neither. Raises ConfigError."""
-    if not Path(model).is_dir():
+    found = checkpoint_in(model)
+    if found is None:
         return _by_recipe(_of_the_hub(model))
-    try:
-        found = in_folder(Path(model))
-    except NotFound as missing:
-        raise ConfigError(f"MODEL: {missing}") from None
     return found.config or _by_recipe(found.folder / RECIPE_FILE)
 
 
@@ -165,7 +169,8 @@ def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None
     from flows.steps import Steps  # imports prefect
 
     evaluation = sources(benchmarks, data)
-    student = str(in_folder(Path(model)).folder) if Path(model).is_dir() else model
+    own = checkpoint_in(model)
+    student = str(own.folder) if own else model
     steps = Steps(config_for(recipe, student, evaluation, [], overrides))
     if (checkpoint := artifact_of(model, steps.run.store)) is None:
         checkpoint = steps.keep_base(steps.base({}))
@@ -173,8 +178,8 @@ def measure(model: str, recipe: str, benchmarks: Sequence[str], data: str | None
     else:
         trained = steps.run.store.manifest(checkpoint.stage, checkpoint.key).config
     local = steps.run.store.localise(checkpoint, steps.run.state / "cache") / "checkpoint"
-    own = Path(student) if Path(student).is_dir() else local  # tags that the stage base has just added teach a model nothing
-    tags = checkpoint.metrics.get("new_tags", 0) == 0 and knows_tags(own)
+    # tags that the stage base has just added teach a model nothing
+    tags = checkpoint.metrics.get("new_tags", 0) == 0 and knows_tags(own.folder if own else local)
     config = config_for(recipe, student, evaluation, settings(trained, tags, longest_of(local), overrides), overrides)
     steps.config = config
     label = Path(model).name if checkpoint.stage == "base" else f"{checkpoint.stage} {checkpoint.key[:8]}"

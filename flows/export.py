@@ -28,7 +28,7 @@ from parallel_r1.lineage import Inventory, spelled
 from parallel_r1.provenance import History
 from parallel_r1.report.card import RECIPE_FILE, Facts, Measured, build
 from parallel_r1.store import ArtifactRef, Store, StoreError
-from tasks.places import PROJECT, state_folder
+from tasks.places import PROJECT, state_folder, store_root
 
 HUB = "hub:"
 CARD = "README.md"
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("make export ARTIFACT=stage/key TO=folder (or TO=hub:owner/name); `make artifacts` lists what there is")
     try:
         config = config_named(options.config, options.overrides)
-        store = Store(config.store if "://" in config.store else (PROJECT / config.store).resolve())
+        store = Store(store_root(config.store))
         history = History.of(Inventory.of(store), options.artifact)
         if options.to.startswith(HUB):
             _to_hub(store, history, config, options.to.removeprefix(HUB), options.licence, options.overwrite)

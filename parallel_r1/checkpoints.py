@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel_r1.store import MANIFEST, Manifest, Store
+from parallel_r1.store import MANIFEST, ArtifactRef, Manifest, Store
 
 STAGES = ("rl", "sft", "base")
 """Stages that make checkpoints, the most trained first."""
@@ -35,11 +35,9 @@ def find(name: str, store: Store, cache: Path) -> Checkpoint:
         return in_folder(Path(name))
     if is_elsewhere(name):
         raise NotFound(f"{name}: no such folder. A checkpoint of the hub: `hf download {name} --local-dir FOLDER`, then MODEL=FOLDER")
-    manifest = named(name, store)
-    ref = store.load(manifest.stage, manifest.key)
-    if ref is None:
-        raise NotFound(f"{store.uri_of(manifest.stage, manifest.key)} is not whole: run `make demo` again, it is rebuilt")
-    return Checkpoint(store.localise(ref, cache) / "checkpoint", f"{manifest.stage} {manifest.key[:8]}", manifest.config or {})
+    ref = named(name, store)
+    manifest = store.manifest(ref.stage, ref.key)
+    return Checkpoint(store.localise(ref, cache) / "checkpoint", f"{ref.stage} {ref.key[:8]}", (manifest and manifest.config) or {})
 
 
 def is_elsewhere(name: str) -> bool:
@@ -48,8 +46,8 @@ def is_elsewhere(name: str) -> bool:
     return bool(slash) and stage not in STAGES
 
 
-def named(name: str, store: Store) -> Manifest:
-    """The checkpoint of a store with this name. Raises NotFound, with a list of those that there are."""
+def named(name: str, store: Store) -> ArtifactRef:
+    """The whole checkpoint of a store with this name. Raises NotFound, with a list of those that there are."""
     return _newest(store) if name == LATEST else _by_key(store, name)
 
 
@@ -65,23 +63,26 @@ def in_folder(folder: Path) -> Checkpoint:
     return Checkpoint(inside, f"{manifest.stage} {manifest.key[:8]}", manifest.config or {})
 
 
-def _newest(store: Store) -> Manifest:
+def _newest(store: Store) -> ArtifactRef:
     """Of the most trained kind that there is, what is whole."""
     for stage in STAGES:
         for manifest in sorted(store.manifests(stage), key=lambda manifest: manifest.committed_at, reverse=True):
-            if store.load(stage, manifest.key):
-                return manifest
+            if ref := store.load(stage, manifest.key):
+                return ref
     raise NotFound(f'{store.root}: no checkpoint yet. `make demo` makes some; CONFIG=... and SET="store=..." say which store is meant')
 
 
-def _by_key(store: Store, name: str) -> Manifest:
+def _by_key(store: Store, name: str) -> ArtifactRef:
     only, _, prefix = name.rpartition("/")
-    known = [manifest for stage in STAGES for manifest in store.manifests(stage)]
-    found = [manifest for manifest in known if only in ("", manifest.stage) and manifest.key.startswith(prefix)]
-    found = [manifest for manifest in found if store.load(manifest.stage, manifest.key)] or found[:1]
+    stages = [stage for stage in STAGES if only in ("", stage)]
+    found = [ref for stage in stages for ref in store.find(stage, prefix)] if prefix.isalnum() else []
     if len(found) == 1:
         return found[0]
-    lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in found or known]
+    known = [manifest for stage in STAGES for manifest in store.manifests(stage)]
+    alike = [manifest for manifest in known if manifest.stage in stages and manifest.key.startswith(prefix)]
+    if alike and not found:
+        raise NotFound(f"{store.uri_of(alike[0].stage, alike[0].key)} is not whole: run `make demo` again, it is rebuilt")
+    lines = [f"\n  {manifest.stage:4} {manifest.key}  {manifest.committed_at}" for manifest in alike or known]
     listed = "".join(lines) or "\n  none: `make demo` makes some"
-    problem = "begins more than one key" if found else "is no folder and begins no key"
+    problem = "begins more than one key" if alike else "is no folder and begins no key"
     raise NotFound(f"{name!r} {problem} in {store.root}. Checkpoints there:{listed}\nOr take the newest: MODEL={LATEST}")

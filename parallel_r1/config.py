@@ -913,9 +913,7 @@ def _expand(value: Any, path: Path) -> Any:
     def lookup(match: re.Match[str]) -> str:
         name = match[1]
         if not os.environ.get(name):
-            raise ConfigError(
-                f"{path}: {match[0]} in {value!r}: {name} is not set; pass it, such as `make demo {name}=...`"
-            )
+            raise ConfigError(f"{path}: {match[0]} in {value!r}: {name} is not set; pass it, such as `make demo {name}=...`")
         return os.environ[name]
 
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lookup, value)

@@ -39,7 +39,7 @@ from parallel_r1.jobs import Job, write_durably
 from parallel_r1.store import ArtifactRef, Manifest, Store, StoreError, flatten, identity, key_of
 from tasks.launch import command, environment
 from tasks.locks import FlockManager
-from tasks.places import PROJECT, state_folder
+from tasks.places import PROJECT, state_folder, store_root
 from tasks.progress import Progress, say, slug
 from tasks.show import collecting, keep, kept, post, with_inputs
 from tasks.supervise import program_environment, supervise
@@ -73,9 +73,10 @@ class Run:
     @classmethod
     def of(cls, config: PipelineConfig, rebuild: Iterable[str] = ()) -> Run:
         """The run that a config asks for; relative paths in it are relative to the project."""
-        root = config.store if "://" in config.store else str((PROJECT / config.store).resolve())
         slots = threading.Semaphore(config.resources.processes)
-        return cls(Store(root), config.seed, config.resources, state_folder(), not uses_hub(config), slots, frozenset(rebuild))
+        return cls(
+            Store(store_root(config.store)), config.seed, config.resources, state_folder(), not uses_hub(config), slots, frozenset(rebuild)
+        )
 
 
 def uses_hub(config: PipelineConfig) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import PROJECT, Project, outcomes
+from tests.office import processes
 from moto.server import ThreadedMotoServer
 
 STAGES = {"prepare train tier1", "prepare train tier2", "generate", "filter"}
@@ -64,24 +65,11 @@ def wait_for(path_pattern: str, folder: Path, seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def worker_processes(project: Project) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                if str(project.state).encode() in command and b"parallel_r1.training" in command:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
 def gone(project: Project, seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
-    while worker_processes(project) and time.monotonic() < deadline:
+    while (left := processes(str(project.state), "parallel_r1.training")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not worker_processes(project)
+    return not left
 
 
 def test_ctrl_c_ends_the_stage_process_and_says_how_to_go_on(project: Project) -> None:
